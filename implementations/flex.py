@@ -19,7 +19,7 @@ ONE_AT_A_TIME = Lock()
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    """Return the context (B, H, L, d_k) of q (B, H, L, d_k), and k and v (B, H_kv, S, d_k).
+    """Return the context (B, H, L, d_v) of q (B, H, L, d_k), k (B, H_kv, S, d_k) and v (B, H_kv, S, d_v).
 
     mask: broadcastable to (B, H, L, S); boolean, True = may attend, or added to the scores.
     """

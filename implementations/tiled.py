@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mha.implementations.adapters.kernel import from_kernel
-from mha.spec import Claims, Rounding
+from mha.spec import Claims, Lse, Rounding
 from mha.spec.claims import COMPUTE_DTYPES
 
 TILE = 64
@@ -88,13 +88,17 @@ def exp_difference(scores: Tensor, highest: Tensor) -> Tensor:
     return (scores - highest.where(highest > -math.inf, 0)).exp()
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False, return_lse: bool = False
+) -> Tensor | tuple[Tensor, Tensor]:
     """Return the context (B, H, L, d_v) of q (B, H, L, d_k), k (B, H, S, d_k) and v (B, H, S, d_v).
 
-    mask: boolean, broadcastable to (B, H, L, S), True = may attend.
+    mask: boolean, broadcastable to (B, H, L, S), True = may attend. return_lse: whether to return the log-sum-exp of
+    each row too, (B, H, L), in float32 at least, without a gradient.
     """
-    context: Tensor = TiledAttention.apply(q, k, v, mask, is_causal)[0]  # type: ignore[no-untyped-call]  # of torch
-    return context
+    given = (q, k, v, mask, is_causal)
+    context, highest, total = TiledAttention.apply(*given)  # type: ignore[no-untyped-call]  # of torch
+    return (context, (highest + total.log()).squeeze(-1)) if return_lse else context
 
 
 implementation = from_kernel(
@@ -105,6 +109,7 @@ implementation = from_kernel(
         returns_weights=False,
         composes={"compile", "func", "autocast", "checkpoint", "deterministic"},
         memory="linear",
+        lse=Lse(),
         value_width=True,
         dtypes=COMPUTE_DTYPES,
         rounding=Rounding(

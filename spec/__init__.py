@@ -20,6 +20,7 @@ __all__ = [
     "Expected",
     "Implementation",
     "Level",
+    "Lse",
     "MaskConvention",
     "Options",
     "Output",
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from mha.spec.problem import Problem
     from mha.spec.protocols import Attention, CacheEditor, Decoder, Differentiable, Implementation, Output
     from mha.spec.rounding import Rounding
-    from mha.spec.scores import Options, Scores
+    from mha.spec.scores import Lse, Options, Scores
     from mha.spec.sharding import Sharded, positions
     from mha.spec.validation import validate_call
     from mha.spec.weights import Weights
@@ -65,7 +66,7 @@ else:
         "problem": ("Problem",),
         "protocols": ("Attention", "CacheEditor", "Decoder", "Differentiable", "Implementation", "Output"),
         "rounding": ("Rounding",),
-        "scores": ("Options", "Scores"),
+        "scores": ("Lse", "Options", "Scores"),
         "sharding": ("Sharded", "positions"),
         "validation": ("validate_call",),
         "weights": ("Weights",),

@@ -27,6 +27,7 @@ Numerical Algorithms, 2nd ed., 2002, chapter 3. The symbols are those of `mha.sp
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -66,7 +67,8 @@ class _Core:
 
     weights: P, (B, H, L, S), 0 where not allowed, with the error of those that are recomputed.
     value: V, (B, H, S, d_k). context: o, and d_context: dC, (B, H, L, d_k). allowed: boolean (B, H, L, S).
-    drift: the relative error that the weights of a row share, (B, H, L, 1).
+    drift: the relative error that the weights of a row share, (B, H, L, 1). d_lse: the gradient of the log-sum-exp of
+    each row, (B, H, L, 1), or None.
     """
 
     weights: Ball
@@ -75,6 +77,7 @@ class _Core:
     d_context: Ball
     allowed: Tensor
     drift: Tensor
+    d_lse: Tensor | None = None
 
     def of_queries(self, part: slice) -> _Core:
         """Return the same for some of the queries."""
@@ -86,15 +89,23 @@ class _Core:
             d_context=self.d_context[queries],
             allowed=self.allowed[queries],
             drift=self.drift[queries],
+            d_lse=None if self.d_lse is None else self.d_lse[queries],
         )
 
 
-def gradients(problem: Problem, claims: Claims, upstream: Tensor, expected: Expected | None = None) -> dict[str, Ball]:
+def gradients(
+    problem: Problem,
+    claims: Claims,
+    upstream: Tensor,
+    expected: Expected | None = None,
+    upstream_lse: Tensor | None = None,
+) -> dict[str, Ball]:
     """Differentiate sum(output * upstream) with respect to the inputs, the weights and a float mask, by name.
 
     upstream: dY, of the shape of the output, exact; 0 for queries with an empty row in some head, unless
     `claims.empty_row` is "zeros".
     expected: the result of `oracle` for the problem and the claims, if it is at hand.
+    upstream_lse: (B, H, L), exact; sum(lse * upstream_lse) is added to what is differentiated. 0 for empty rows.
     Inputs that are one tensor have a gradient each: see `sum_shared`.
 
     >>> from mha.spec import Config, Weights
@@ -122,6 +133,8 @@ def gradients(problem: Problem, claims: Claims, upstream: Tensor, expected: Expe
         pieces = config.n_heads + precision.rounding.reductions
         d_context = _input_gradient(arriving, given.w_o, terms, pieces, units)
     core = _core_of(problem, claims, expected, _split(context, config), _split(d_context, config), precision)
+    if upstream_lse is not None:
+        core = replace(core, d_lse=_natural(upstream_lse, claims).unsqueeze(-1))
     d_scores = _score_gradients_in_blocks(core, precision)
     if problem.mask is not None and problem.mask.is_floating_point():
         keys = slice(problem.shape[3])
@@ -130,6 +143,12 @@ def gradients(problem: Problem, claims: Claims, upstream: Tensor, expected: Expe
         found |= _projection_gradients(problem, name, part, core.allowed, precision)
     names = (*INPUTS, *(name for name, _ in given.named()), "mask")
     return {name: found[name] for name in names if name in found}
+
+
+def _natural(upstream_lse: Tensor, claims: Claims) -> Tensor:
+    """Return the gradient of the natural log-sum-exp, for that of the claimed base."""
+    base = 2.0 if claims.lse is not None and claims.lse.base == "2" else math.e
+    return upstream_lse.double() / math.log(base)
 
 
 def sum_shared(problem: Problem, found: dict[str, Ball]) -> dict[str, Ball]:
@@ -208,9 +227,12 @@ def _score_gradients(core: _Core, precision: Precision) -> Ball:
     rad_d = rad_d + gamma * total + (u + core.drift) * (d.abs() + rad_d) + lost
     # rad (dP - D) = rad dP + rad D + 8 u (|dP| + |D|)
     size = size + (d.abs() + rad_d)
+    # dS = P (dP - D + dlse), where the gradient of the log-sum-exp is given, and rounded to another base
+    d_lse = torch.zeros_like(d) if core.d_lse is None else core.d_lse
+    size = size + d_lse.abs()
     rad_difference = rad_dp + rad_d + SOFTMAX_STEPS * u * size
     # rad dS = rad P (|dP - D| + rad (dP - D)) + P rad (dP - D) + lost
-    difference = d_p.mid - d
+    difference = d_p.mid - d + d_lse
     rad = core.weights.rad * (difference.abs() + rad_difference) + p * rad_difference + lost
     if p.shape[-1]:
         # The maximum of a row, where it is differentiated, gets rowsum(dS), which is 0 except for rounding.

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from mha.spec.dtypes import TRAITS
 from mha.spec.rounding import Rounding
-from mha.spec.scores import Scores
+from mha.spec.scores import Lse, Scores
 
 Alignment = Literal["top_left", "bottom_right"]
 EmptyRow = Literal["zeros", "nan", "uniform", "error"]
@@ -172,6 +172,7 @@ class Claims:
         returns_weights: it returns per-head weights on request.
         scale: what the scores are multiplied by, if not 1/sqrt(d_k); 1.0 for scores that are not scaled.
         scores: what a call may say about the scores, such as another scale; see `Scores`.
+        lse: it returns the log-sum-exp of the scores on request; see `Lse`.
         gradients: its outputs can be differentiated.
         second_gradients: so can its gradients (clause GRD-9).
         weight_gradients: it gives the gradients of its weights, as a `mha.spec.Differentiable`.
@@ -228,6 +229,7 @@ class Claims:
     returns_weights: bool = True
     scale: float | None = None
     scores: Scores = field(default_factory=Scores)
+    lse: Lse | None = None
     bias: Collection[bool | str] = frozenset({True, False})
     dropout: bool | Literal["output", "both", "each"] = False
     own_head_dim: bool = False
@@ -306,6 +308,8 @@ class Claims:
         for message, holds in contradictions.items():
             if holds:
                 raise ValueError(f"Claims.{message}")
+        if not isinstance(self.lse, Lse | None):
+            raise ValueError(f"Claims.lse must be an Lse, or None, but is {self.lse!r}")
         if self.scale is not None and not (isinstance(self.scale, float) and math.isfinite(self.scale) and self.scale):
             raise ValueError(f"Claims.scale must be a finite float other than 0, or None, but is {self.scale!r}")
 

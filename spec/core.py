@@ -44,7 +44,7 @@ from torch import Tensor
 from mha.spec.bounds import Ball, compound, weighted_distance
 from mha.spec.claims import EmptyRow
 from mha.spec.heads import Heads, Precision
-from mha.spec.softmax import Softmax, made_twice, softmax_of
+from mha.spec.softmax import Softmax, log_sum_exp, made_twice, softmax_of
 
 # Elements of the largest temporary, unless one query has more: within the cache, it takes half of the time.
 CHUNK = 1 << 18
@@ -55,7 +55,8 @@ class Attended:
     """The results of the core.
 
     weights: p, (B, H, L, S). context: o, (B, H, L, d_k). make_row_sums: returns the sums of the rows of weights,
-    (B, H, L). max_score: (B, H, L), the largest magnitude that m may have.
+    (B, H, L). make_lse: returns log sum_j exp(s_j), (B, H, L), of rows with a key. max_score: (B, H, L), the largest
+    magnitude that m may have.
 
     >>> from mha.spec.rounding import Rounding
     >>> ones = Ball.exact(torch.ones(1, 1, 3, 2))
@@ -70,6 +71,7 @@ class Attended:
     weights: Ball
     context: Ball
     make_row_sums: Callable[[], Ball]
+    make_lse: Callable[[], Ball]
     max_score: Tensor
 
 
@@ -99,6 +101,7 @@ def attend(heads: Heads, tau: float, precision: Precision, empty_row: EmptyRow) 
         weights=Ball(p, dp + returned),
         context=Ball(o, context.rad),
         make_row_sums=lambda: _row_sums(heads, softmax, Ball(p, dp), returned, precision),
+        make_lse=lambda: log_sum_exp(heads, softmax, precision),
         max_score=softmax.max_score,
     )
 
@@ -154,7 +157,7 @@ def _row_sums(heads: Heads, softmax: Softmax, weights: Ball, returned: Tensor | 
     A row sums to 1 whatever its scores are, as long as numerators and denominator come from the same ones.
     returned: the error of storing the weights that are returned, (B, H, L, S).
     """
-    apart = made_twice(softmax.p + weights.rad, softmax.w_own, softmax.rescales, precision).squeeze(-1)
+    apart = made_twice(softmax.p + weights.rad, softmax.gap, softmax.exponentials, precision).squeeze(-1)
     # |sum - 1| <= apart (+) gamma(n) (+) u_p + underflow
     radius = compound(apart, softmax.gamma.squeeze(-1), softmax.cast)
     radius = radius + (softmax.underflow + softmax.lost + returned).sum(-1)

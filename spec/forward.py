@@ -7,19 +7,21 @@ assumptions and has the contexts, `mha.spec.softmax` has the weights; the projec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mha.spec.bounds import Ball, Units, affine, affine_forms
+from mha.spec.bounds import Ball, Units, affine, affine_forms, units_of
 from mha.spec.claims import Claims, EmptyRow
 from mha.spec.config import Config
 from mha.spec.core import Attended, attend, blocks_of_queries
 from mha.spec.dtypes import torch_dtype
 from mha.spec.heads import Heads, Precision
 from mha.spec.problem import Problem
+from mha.spec.scores import Lse
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +33,7 @@ class Expected:
     bare_key: the key without its bias, where an implementation may leave that out, or None; see `mha.spec.core`.
     With extra keys (`Config.bias_kv`, `Config.zero_key`), S counts them too.
     empty: boolean (B, H, L), the rows without an allowed key. max_score: (B, H, L), the largest magnitude that the
-    largest score of a row may have, 0 in an empty row. make_row_sums: makes `sums`.
+    largest score of a row may have, 0 in an empty row. make_row_sums: makes `sums`. make_lse: makes `lse`.
 
     >>> from mha.spec import Claims, Config, Problem, Weights
     >>> config, x = Config(d_model=4, n_heads=2), torch.ones(1, 3, 4)
@@ -49,12 +51,18 @@ class Expected:
     empty: Tensor
     max_score: Tensor
     make_row_sums: Callable[[], Ball]
+    make_lse: Callable[[], Ball]
     bare_key: Ball | None = None
 
     @property
     def sums(self) -> Ball:
         """The sums of the rows of weights, (B, H, L), made when they are asked for, which is seldom."""
         return self.make_row_sums()
+
+    @property
+    def lse(self) -> Ball:
+        """The log-sum-exp of the scores, (B, H, L), as `Claims.lse` describes it."""
+        return self.make_lse()
 
 
 def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None) -> Expected:
@@ -93,8 +101,24 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
         empty=heads.empty.squeeze(-1),
         max_score=attended.max_score,
         make_row_sums=attended.make_row_sums,
+        make_lse=lambda: _declared_lse(attended.make_lse(), problem, claims),
         bare_key=heads.bare_key,
     )
+
+
+def _declared_lse(natural: Ball, problem: Problem, claims: Claims) -> Ball:
+    """Return the log-sum-exp (B, H, L) in its base, rounded to its dtype, and what it is in an empty row."""
+    declared = claims.lse or Lse()
+    lse = natural
+    if declared.base == "2":
+        # A factor that is rounded, and its product
+        mid = natural.mid / math.log(2)
+        lse = Ball(mid, natural.rad / math.log(2) + 2 * units_of(problem.query.dtype).accumulate * mid.abs())
+    lse = lse.stored(units_of(declared.dtypes_for(problem.query.dtype)[0]))
+    empty = problem.empty_rows(claims.causal)
+    if declared.empty == "undefined":
+        return Ball(lse.mid, lse.rad.masked_fill(empty, float("inf")))
+    return Ball(lse.mid.masked_fill(empty, float(declared.empty)), lse.rad.masked_fill(empty, 0.0))
 
 
 def _attend_in_blocks(heads: Heads, tau: float, precision: Precision, empty_row: EmptyRow) -> Attended:
@@ -107,6 +131,7 @@ def _attend_in_blocks(heads: Heads, tau: float, precision: Precision, empty_row:
         weights=Ball.joined([part.weights for part in parts], 2),
         context=Ball.joined([part.context for part in parts], 2),
         make_row_sums=lambda: Ball.joined([part.make_row_sums() for part in parts], 2),
+        make_lse=lambda: Ball.joined([part.make_lse() for part in parts], 2),
         max_score=torch.cat([part.max_score for part in parts], 2),
     )
 

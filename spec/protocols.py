@@ -16,7 +16,7 @@ class Output(NamedTuple):
     """The result of one call.
 
     output: (B, L, D). weights: (B, H, L, S), the attention weights of each head if `need_weights=True` requested them,
-    else None.
+    else None. lse: (B, H, L), the log-sum-exp of each row of scores if `return_lse=True` requested it, else None.
 
     >>> Output(torch.zeros(2, 5, 6)).weights is None
     True
@@ -24,6 +24,7 @@ class Output(NamedTuple):
 
     output: Tensor
     weights: Tensor | None = None
+    lse: Tensor | None = None
 
 
 class Attention(Protocol):
@@ -52,7 +53,7 @@ class Attention(Protocol):
         query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim).
         mask: boolean (True = may attend) or floating-point (added to the scores), broadcastable to (B, H, L, S).
         is_causal: whether to apply the causal mask as well. need_weights: whether to return the weights.
-        scores: fields of `Options`, such as scale=0.5, if they are claimed.
+        scores: fields of `Options`, such as scale=0.5 or return_lse=True, if they are claimed.
         Raises for sizes that do not match (clause SHP-6) and for an invalid mask (clause MSK-12).
         """
         ...

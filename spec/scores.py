@@ -1,11 +1,17 @@
-"""What a call may say about the scores, and what an implementation claims of it."""
+"""What a call may say about the scores and ask of them, and what an implementation claims of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+import torch
+
 ScaleRange = Literal["positive", "any"]
+Base = Literal["e", "2"]
+EmptyLse = Literal["-inf", "+inf", "undefined"]
+LseLayout = Literal["b h l", "b l h", "b h l 1", "(b h) l"]
+LseDtype = Literal["float32", "input"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +41,57 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
+class Lse:
+    """What the log-sum-exp of the scores is that a call returns beside its context (clause LSE-1).
+
+    base: of the logarithm, and of the exponentials in the sum. empty: that of a query without an allowed key. layout:
+        its axes; the contract's own is (B, H, L). dtype: that of the inputs, or float32, and float64 for inputs in
+        float64. gradient: it can be differentiated (clause LSE-3).
+
+    Raises ValueError for an unknown word.
+
+    >>> Lse(base="2").empty
+    '-inf'
+    """
+
+    base: Base = "e"
+    empty: EmptyLse = "-inf"
+    layout: LseLayout = "b h l"
+    dtype: LseDtype = "float32"
+    gradient: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an unknown word."""
+        words = {"base": Base, "empty": EmptyLse, "layout": LseLayout, "dtype": LseDtype}
+        for name, known in words.items():
+            if getattr(self, name) not in get_args(known):
+                options = ", ".join(map(repr, get_args(known)))
+                raise ValueError(f"Lse.{name} must be one of {options}, but is {getattr(self, name)!r}")
+
+    def dtypes_for(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+        """Return the dtypes that it may have for inputs in another one, the least accurate first.
+
+        >>> Lse().dtypes_for(torch.bfloat16), Lse().dtypes_for(torch.float64)
+        ((torch.float32,), (torch.float32, torch.float64))
+        """
+        if self.dtype == "input":
+            return (dtype,)
+        return tuple(dict.fromkeys([torch.float32, torch.promote_types(dtype, torch.float32)]))
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What a call says about the scores, beside masks; each field is an argument that it has or leaves out.
 
-    scale: what the scores are multiplied by; None for the usual scale, which is not passed then.
+    scale: what the scores are multiplied by; None for the usual scale, which is not passed then. return_lse: whether
+    the log-sum-exp is returned too.
 
     >>> Options(scale=0.5).given, Options().given
     ({'scale': 0.5}, {})
     """
 
     scale: float | None = None
+    return_lse: bool | None = None
 
     @property
     def given(self) -> dict[str, Any]:

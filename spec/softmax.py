@@ -23,8 +23,9 @@ LARGE_ERROR = 0.1
 class Softmax:
     """The weights, and the terms of their errors, (B, H, L, S) unless another shape is given.
 
+    scores: s, -infinity outside A. score_error: E, 0 outside A.
     p: the weights. w_own: the part of w that the steps of the softmax itself make, w_j - E_j.
-    rescales: as of `rescales_of`.
+    gap: as in `_own_error`. exponentials: how many are on the way of each key, and of those that share its last axis.
     excess: p^+_j - p_j, where p^+ and p^- are the numerators with all errors up or down, over the exact denominator;
         without the error of the sum, which moves all weights of a row together, so that a context feels it whole.
     of_sum: that error, where the sum is stored.
@@ -36,9 +37,12 @@ class Softmax:
     max_score: as in `Attended`.
     """
 
+    scores: Tensor
+    score_error: Tensor
     p: Tensor
     w_own: Tensor
-    rescales: Tensor
+    gap: Tensor
+    exponentials: Tensor
     excess: Tensor
     of_sum: float
     least: Tensor
@@ -61,7 +65,7 @@ def softmax_of(heads: Heads, tau: float, precision: Precision) -> Softmax:
     # The gap as computed: m - s_j + E_j + max_l E_l
     gap = (row_max(s).unsqueeze(-1) - s) + score_error + row_max(score_error).unsqueeze(-1)
     rescales = rescales_of(s, rounding)
-    w_own = _own_error(gap, rescales, precision)
+    w_own = _own_error(gap, rounding.exponentials + rescales, precision)
     # w_j = E_j + w_own_j;  p^+_j = p_j exp(w_j), p^-_j = p_j exp(-w_j)
     w = (score_error + w_own).masked_fill(forbidden, 0.0)
     of_sum = _stored_steps(own, rounding)
@@ -84,9 +88,12 @@ def softmax_of(heads: Heads, tau: float, precision: Precision) -> Softmax:
         drift, apart = _errors_of_normaliser(p + spread, gap, rescales, max_score, precision)
         gamma, products = compound(gamma, drift), compound(products, drift, apart)
     return Softmax(
+        scores=s,
+        score_error=score_error,
         p=p,
         w_own=w_own,
-        rescales=rescales,
+        gap=gap,
+        exponentials=rounding.exponentials + rescales,
         excess=(log_p + (w - of_sum)).exp() + lost - p,
         of_sum=of_sum,
         least=least,
@@ -110,22 +117,26 @@ def _errors_of_normaliser(
     """
     rounding, keys = precision.rounding, gap.shape[-1]
     drift = normaliser_error(max_score, keys, precision.softmax.accumulate, rounding.merges)
+    # Of a weight: its own exponential, and that of each merge; of its part of the sum: as many, and those of a running
+    # maximum. What is made so is not stored.
+    of_each = 1 + rounding.merges + rescales / 2
     in_accumulator = replace(precision, rounding=replace(rounding, softmax_stored=False))
-    return drift, made_twice(p, _own_error(gap, rescales, in_accumulator), rescales, in_accumulator)
+    return drift, made_twice(p, gap, of_each, in_accumulator)
 
 
-def made_twice(p: Tensor, w_own: Tensor, rescales: Tensor, precision: Precision) -> Tensor:
+def made_twice(p: Tensor, gap: Tensor, exponentials: Tensor, precision: Precision) -> Tensor:
     """Return how far the sum of a row may be from 1, (B, H, L, 1), if numerators and their sum are made one by one.
 
-    Both are made of the same scores. p: the most that the weights may be, (B, H, L, S), 0 outside A. w_own, rescales:
-    as in `Softmax`.
+    Both are made of the same scores. p: the most that the weights may be, (B, H, L, S), 0 outside A. gap: as in
+    `_own_error`. exponentials: how many are on the way of each, on average of a numerator and its part of the sum.
     """
     # x_j = exp(2 w_own_j) - 1: how far numerator j may be from its part of the denominator
+    w_own = _own_error(gap, exponentials, precision)
     x = (2 * w_own).clamp(max=LARGEST_LOG).expm1() * (p > 0)
     n = (p > 0).sum(-1, keepdim=True).clamp(min=1).double()
     # Whatever the scores are, numerators are N_j^(1 +- a) e^(+-c) with N_j = exp(-gap_j), and the derivative of
     # log sum_j N_j^t is at most log(n) / t:  x = exp(2 c + log(n) log((1 + a) / (1 - a))) - 1
-    a, each = own_rates(rescales, precision)
+    a, each = own_rates(exponentials, precision)
     c = row_max(each).unsqueeze(-1)
     whatever = torch.expm1(2 * c + n.log() * (math.log1p(a) - math.log1p(-a)))
     # min(sum_j p_j x_j, max_j x_j, x)
@@ -181,23 +192,23 @@ def rescales_of(s: Tensor, rounding: Rounding) -> Tensor:
     return most if rounding.rescales is None else most.clamp(max=rounding.rescales)
 
 
-def _own_error(gap: Tensor, rescales: Tensor, precision: Precision) -> Tensor:
+def _own_error(gap: Tensor, exponentials: Tensor, precision: Precision) -> Tensor:
     """Return what the steps of the softmax add to w, from the largest gap_j = m - s_j that is computed, (B, H, L, S).
 
+    exponentials: how many are on the way of each key.
     The difference s_j - m, the change of base, and rescaling by a running or a split maximum, whose steps add up to the
     key's own gap: 3 u_a gap_j. The exponential and four roundings of numerator and quotient: u_exp + 4 u_a. What is
     stored between them: (gap_j + 2) (u_s - u_a). Each merge, and each growth of a running maximum: another exponential,
     and four roundings of the factor and of what it multiplies.
     """
-    slope, constant = own_rates(rescales, precision)
+    slope, constant = own_rates(exponentials, precision)
     return slope * gap + constant
 
 
-def own_rates(rescales: Tensor, precision: Precision) -> tuple[float, Tensor]:
+def own_rates(exponentials: Tensor, precision: Precision) -> tuple[float, Tensor]:
     """Return a and c of w_own_j = a gap_j + c; see `_own_error`."""
     own, rounding = precision.softmax, precision.rounding
     stored = _stored_steps(own, rounding)
-    exponentials = rounding.exponentials + rescales
     return 3 * own.accumulate + stored, exponentials * (precision.exponential + 4) * own.accumulate + 2 * stored
 
 
@@ -259,6 +270,22 @@ def _reach(q: Ball, k: Ball, tau: float) -> Tensor:
         scaled = torch.maximum(row_max(q.size).unsqueeze(-1), row_max(k.size).unsqueeze(-2))
         reach = torch.maximum(reach, abs(tau) * scaled)
     return reach
+
+
+def log_sum_exp(heads: Heads, softmax: Softmax, precision: Precision) -> Ball:
+    """Return log sum_j exp(s_j) of each row, (B, H, L), in the accumulator, with its error."""
+    s, error, own = softmax.scores, softmax.score_error, precision.softmax
+    lse = s.logsumexp(-1)
+    # Scores that are all too large, or all too small, by E_j
+    moved = torch.maximum((s + error).logsumexp(-1) - lse, lse - (s - error).logsumexp(-1))
+    # A sum that is wrong by r: sum_j p_j (exp(w_own_j) - 1) (+) gamma(n) (+) n eta_a, and of_sum, if it is stored
+    n = heads.allowed.sum(-1).clamp(min=1).double()
+    of_terms = (softmax.p * softmax.w_own.clamp(max=LARGEST_LOG).expm1()).sum(-1)
+    r = compound(of_terms, own.gammas(n), softmax.of_sum) + n * own.flush
+    of_sum = -torch.log1p(-r.clamp(max=1.0))
+    # The logarithm, and what is added to it
+    steps = (1 + precision.rounding.merges) * (3 * softmax.max_score + 10 * n.clamp(min=2).log()) * own.accumulate
+    return Ball(lse, (moved + of_sum + steps).nan_to_num(nan=float("inf")))
 
 
 def normaliser_error(max_score: Tensor, keys: int, u_a: float, merges: int = 0) -> Tensor:

@@ -61,7 +61,9 @@ class ClaimedOnly(Complete):
     ) -> Output:
         for reason in self.not_claimed(query, key, value, mask, is_causal):
             raise NotImplementedError(f"not claimed: {reason}")
-        output, weights = super().forward(query, key, value, mask=mask, is_causal=is_causal, need_weights=need_weights)
+        output, weights, _ = super().forward(
+            query, key, value, mask=mask, is_causal=is_causal, need_weights=need_weights
+        )
         return Output(output, weights if self.claims.returns_weights else None)
 
     def not_claimed(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool) -> list[str]:

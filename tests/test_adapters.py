@@ -48,7 +48,7 @@ class Dropping(faults.Correct):
     def forward(  # type: ignore[override]  # another signature is the point
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, return_weights: bool = False
     ) -> Any:
-        output, weights = super().forward(q, k, v, None if attn_mask is None else ~attn_mask)
+        output, weights, _ = super().forward(q, k, v, None if attn_mask is None else ~attn_mask)
         return (output, weights) if return_weights else output
 
 

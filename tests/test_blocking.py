@@ -21,7 +21,7 @@ class ExtraDimension(faults.Complete):
     """Every output has a dimension too many."""
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
+        output, weights, _ = super().attend(query, *rest)
         return Output(output.unsqueeze(1), weights)
 
 
@@ -29,7 +29,7 @@ class TruncatesLongOutputs(faults.Complete):
     """The output of more than three queries is one row short; the plain case has no more."""
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
+        output, weights, _ = super().attend(query, *rest)
         return Output(output[:, :-1] if query.shape[1] > 3 else output, weights)
 
 

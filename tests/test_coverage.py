@@ -24,7 +24,7 @@ from mha.conformance.harness.known_bad.defect import KnownBad
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.settings import PROFILES
-from mha.spec import CLAUSES, Claims, Implementation, Rounding, Scores, Sizes
+from mha.spec import CLAUSES, Claims, Implementation, Lse, Rounding, Scores, Sizes
 
 MEMBERS = [prop for members in properties().values() for prop in members]
 
@@ -126,6 +126,9 @@ REJECTED_BY = {
     "never_empty": ("SHP-5", "float32"),
     "hides_nan": ("MSK-13", "float32"),
     "stores_scores": ("MEM-1", "float32"),
+    "lse_of_all_keys": ("LSE-1", "float32"),
+    "lse_of_the_rest": ("LSE-1", "float32"),
+    "lse_detached": ("LSE-3", "float32"),
     "spends_its_graph": ("GRD-10", "float32"),
     "first_key_if_empty": ("MSK-8", "float32"),
     "own_draws": ("DRP-3", "float32"),
@@ -156,7 +159,7 @@ def test_known_bad_answer_without_a_defect_conforms(claimed: Any) -> None:
 @pytest.mark.parametrize("defect", [defect for defect in REJECTED if defect != "correct"])
 def test_known_bad_answer_does_not_conform(defect: str) -> None:
     clause, dtype = REJECTED_BY[defect]
-    claims = replace(CLAIMS, composes=(), extras=(), memory="linear")
+    claims = replace(CLAIMS, composes=(), extras=(), memory="linear", lse=Lse(gradient=True))
     report = check(KnownBad(REJECTED[defect], claims), "quick", clauses=[clause], dtypes=[dtype], strict=True)
     assert report.verdicts[0].status in ("fail", "blocked"), report.verdicts
     assert not report.conforms
@@ -194,6 +197,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "cache_edits": ((), "INC-3"),
     "memory": ("linear", "MEM-1"),
     "value_width": (True, "VAL-1"),
+    "lse": (Lse(), "LSE-1"),
     "composes": ((), "CMP-4"),
     "extras": ((), "PTH-5"),
     "world_sizes": ({2}, "DST-8"),

@@ -144,7 +144,7 @@ def test_nan_alone_names_no_defect_under_a_condition() -> None:
             spoilt = False
             if mask is not None and mask.is_floating_point() and mask.dtype != query.dtype:
                 mask, spoilt = mask.to(query), self.config.head_dim > 8
-            output, weights = super().attend(query, key, value, mask, *rest)
+            output, weights, _ = super().attend(query, key, value, mask, *rest)
             return Output(output * torch.nan if spoilt else output, weights)
 
     implementation = implementation_of(NanForMasksOfAnotherPrecision)
@@ -195,7 +195,7 @@ class UnscaledWithHalfTheWeights(Unscaled):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Output:
-        output, weights = super().forward(query, key, value, mask, is_causal)
+        output, weights, _ = super().forward(query, key, value, mask, is_causal)
         return Output(output, weights / 2)
 
 

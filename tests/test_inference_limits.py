@@ -81,7 +81,7 @@ class ReturnsThree(registry.Correct):
     third: Any = "a cache"
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]  # another signature
-        output, weights = super().forward(query, key, value, mask)
+        output, weights, _ = super().forward(query, key, value, mask)
         return output, weights, self.third
 
 

@@ -51,7 +51,7 @@ class NotDivisible(ClaimedOnly):
 
     def forward(self, query: Tensor, *_: Tensor, **options: Any) -> Output:
         x = query[..., : query.shape[-1] - self.rest]
-        output, weights = super().forward(x, x, x, **options)
+        output, weights, _ = super().forward(x, x, x, **options)
         return Output(F.pad(output, (0, self.rest)), weights)
 
 

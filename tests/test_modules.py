@@ -111,7 +111,7 @@ class OneKey(faults.Correct):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Output:
-        output, weights = super().forward(query, key, value, mask, is_causal)
+        output, weights, _ = super().forward(query, key, value, mask, is_causal)
         if mask is None and key.shape[1] == 1:
             output = self.out_proj(self.v_proj(value)).expand(query.shape)
         return Output(output + 0.0, weights)

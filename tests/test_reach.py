@@ -94,7 +94,7 @@ def in_turn(count: int) -> type[faults.Complete]:
 
     class InTurn(faults.Complete):
         def attend(self, query: Tensor, *rest: Any) -> Output:
-            output, weights = super().attend(query, *rest)
+            output, weights, _ = super().attend(query, *rest)
             if torch.is_grad_enabled():
                 return Output(output, weights)
             with torch.inference_mode(False):

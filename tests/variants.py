@@ -36,7 +36,7 @@ class NanForEmptyRow(Correct):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Output:
-        output, weights = super().forward(query, key, value, mask, is_causal)
+        output, weights, _ = super().forward(query, key, value, mask, is_causal)
         empty = (weights == 0).all(-1, keepdim=True)
         return Output(output.masked_fill(empty.any(1), math.nan), weights.masked_fill(empty, math.nan))
 
@@ -51,7 +51,7 @@ class NanContext(Complete):
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
     ) -> Output:
         # #lizard forgives(parameter_count): the arguments of an attention
-        output, weights = super().attend(query, key, value, mask, is_causal, need_weights)
+        output, weights, _ = super().attend(query, key, value, mask, is_causal, need_weights)
         return Output(output, None if weights is None else weights / weights.any(-1, keepdim=True))
 
 
@@ -227,5 +227,5 @@ class EverythingInSingle(Complete):
         return super().combine(weights, v.to(weights), allowed).to(v)
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
+        output, weights, _ = super().attend(query, *rest)
         return Output(output, None if weights is None else weights.to(query))

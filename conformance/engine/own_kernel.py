@@ -176,7 +176,8 @@ class KernelWriter(Writer):
         shape = heads[0].shape if adapted.axes.context == adapted.axes.heads else None
         with MODES[step.mode].enter(self.session.case.device):
             try:
-                return as_output(adapted.call(recorder, *heads, mask=mask, **options), shape)
+                returned = adapted.call(recorder, *heads, mask=mask, **options)
+                return as_output(returned, shape, lse=self.adapter.claims.lse)
             except InexpressibleError:
                 raise
             except (Exception, SystemExit):
@@ -190,6 +191,9 @@ class KernelWriter(Writer):
         wanted = {context: output.output}
         if self.mentions(weights) and output.weights is not None:
             wanted[weights] = output.weights
+        lse = f"lse_{step.number}"
+        if self.mentions(lse) and output.lse is not None:
+            wanted[lse] = output.lse
         if adapted.axes.one_by_one and not isinstance(recorder.returned, Tensor):
             raise InexpressibleError("its kernel returns several tensors for each head")
         lines = taken(recorder.code, recorder.returned, wanted)
@@ -197,6 +201,8 @@ class KernelWriter(Writer):
             lines += _with_hook(context, self.adapter.contiguous)
         known = {"h": adapted.config.n_heads}
         joined = rearranged(context, adapted.axes.context, "b l (h d)", known)
+        if lse in wanted and self.adapter.claims.lse is not None:
+            lines.append(f"{lse} = {rearranged(lse, self.adapter.claims.lse.layout, 'b h l', known)}")
         if self.heads_alone and adapted.config.projected:
             adapted_weights = self.builds[step.build].weights
             for name in ("w_o", "b_o"):

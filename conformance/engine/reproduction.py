@@ -133,7 +133,8 @@ def _plain_call(call: CallStep, given: Mapping[str, str], upstream: str) -> list
     inputs += [f"{name}={value!r}" for name, value in problem.options.given.items()]
     inputs += ["need_weights=True"] if call.need_weights else []
     lines = [f"{name}.requires_grad_()" for name in dict.fromkeys(given[name] for name in call.leaves)]
-    called = f"output_{number}, weights_{number} = attention_{call.build}({', '.join(inputs)})"
+    results = f"output_{number}, weights_{number}, lse_{number}"
+    called = f"{results} = attention_{call.build}({', '.join(inputs)})"
     code = MODES[call.mode].code.format(device=problem.query.device.type)
     lines += [f"with {code}:", f"    {called}"] if code else [called]
     lines += [f"output_{number}.backward({upstream})"] if upstream else []

@@ -79,7 +79,7 @@ def _steps(attention: ModuleAttention, call: Evidence, claims: Claims) -> Iterat
     with MODES[call.step.mode].enter(str(problem.query.device)):
         attention.train(MODES[call.step.mode].training)
         options = {"is_causal": problem.is_causal, "need_weights": call.step.need_weights} | problem.options.given
-        output, weights = attention(*inputs, mask=problem.mask, **options)
+        output, weights, _ = attention(*inputs, mask=problem.mask, **options)
     back, axes = FROM_LAYOUT[attention.layout], len(attention.layout.split())
     seen = {key: back(x) if x.ndim == axes else x for key, x in seen.items()}
     exact, rounded = (_Formula(call, claims, dtype).steps for dtype in (torch.float64, problem.query.dtype))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Literal, NoReturn, cast
 
@@ -14,7 +14,7 @@ from mha.conformance.waivers import shipped_as
 from mha.implementations import Inference, Resolved
 from mha.implementations.discovery import original_of
 from mha.implementations.inference.describe import Row
-from mha.spec import Claims, Implementation, Rounding, Scores, Sizes
+from mha.spec import Claims, Implementation, Lse, Rounding, Scores, Sizes
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,10 @@ class Subject:
 
     def resolved(self) -> Resolved:
         """Return what `mha.implementations.resolve` would, with an implementation that cannot be built."""
-        parts = {"sizes": Sizes(**self.claims["sizes"]), "rounding": Rounding(**self.claims["rounding"])}
-        parts["scores"] = Scores(**self.claims["scores"])
+        kinds: dict[str, Callable[..., Any]] = {"sizes": Sizes, "rounding": Rounding, "scores": Scores, "lse": Lse}
+        parts = {name: kind(**self.claims[name]) for name, kind in kinds.items() if self.claims[name] is not None}
+        if (pairs := self.claims["sizes"]["head_dim_pairs"]) is not None:
+            parts["sizes"] = replace(parts["sizes"], head_dim_pairs={tuple(pair) for pair in pairs})
         claims = Claims(**self.claims | parts)  # which validates its fields, and makes sets of lists
         implementation = cast(Implementation, Elsewhere(self.name, claims, self.shipped_as))
         inference = self.reading.inference(implementation) if self.reading else None

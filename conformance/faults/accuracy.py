@@ -95,7 +95,7 @@ class Zeros(Complete):
     """The output is zero."""
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
+        output, weights, _ = super().attend(query, *rest)
         return Output(output * 0, weights if weights is None else weights * 0)
 
 

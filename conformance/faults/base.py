@@ -98,10 +98,12 @@ class Complete(nn.Module):
     """Attention with every option of `Config` and everything that the contract only recommends, in steps as well.
 
     scale: what the scores are multiplied by; None for 1/sqrt(d_k). given_scale: what the call says, if anything.
+    returns_lse: whether it asks for the log-sum-exp.
     """
 
     scale: float | None = None
     given_scale: float | None = None
+    returns_lse = False
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__()
@@ -122,14 +124,15 @@ class Complete(nn.Module):
         **scores: Any,
     ) -> Output:
         """Bring the inputs to (B, N, width), attend, and return the output in the layout of the inputs."""
-        self.given_scale = Options(**scores).scale
+        options = Options(**scores)
+        self.given_scale, self.returns_lse = options.scale, bool(options.return_lse)
         if query.ndim == 2:
             batched = self.attend(query[None], key[None], value[None], mask, is_causal, need_weights)
             return Output(batched.output[0], batched.weights)
         if self.config.length_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        output, weights = self.attend(query, key, value, mask, is_causal, need_weights)
-        return Output(output.transpose(0, 1) if self.config.length_first else output, weights)
+        output, weights, lse = self.attend(query, key, value, mask, is_causal, need_weights)
+        return Output(output.transpose(0, 1) if self.config.length_first else output, weights, lse)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
@@ -143,9 +146,11 @@ class Complete(nn.Module):
         more = k.shape[2] - key.shape[1]
         allowed, bias = F.pad(allowed, (0, more), value=True), F.pad(bias, (0, more))
         k, v = self.repeat(k), self.repeat(v)
-        weights = self.weigh(self.score(q, k) + bias, allowed)
+        scores = self.score(q, k) + bias
+        weights = self.weigh(scores, allowed)
         output = self.project(self.merge(self.combine(self.drop(weights), v, allowed)), "o")
-        return Output(output, weights if need_weights else None)
+        lse = self.log_sum_exp(scores, allowed) if self.returns_lse else None
+        return Output(output, weights if need_weights else None, lse)
 
     def project(self, x: Tensor, role: str) -> Tensor:
         """Apply the projection of a role, "q", "k", "v" or "o"."""
@@ -195,6 +200,11 @@ class Complete(nn.Module):
         """Return the softmax over the allowed keys (B, H, L, S); an empty row gets zeros."""
         empty = ~allowed.any(-1, keepdim=True)
         return scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        """Return the log-sum-exp of each row, (B, H, L), in float32 at least."""
+        wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return wide.masked_fill(~allowed, -math.inf).logsumexp(-1)
 
     def drop(self, weights: Tensor) -> Tensor:
         """Apply dropout to the weights."""

@@ -79,7 +79,7 @@ class SpoiltByRefusal(Complete):
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
         before, self.spoilt = self.spoilt, 1.0
-        output, weights = super().attend(query, *rest)
+        output, weights, _ = super().attend(query, *rest)
         self.spoilt = before
         return Output(output + self.spoilt, weights)
 
@@ -367,7 +367,7 @@ class GradientOverwritten(Complete):
     """Each backward pass overwrites the gradient of W_o instead of adding to it."""
 
     def attend(self, *inputs: Any) -> Output:
-        output, weights = super().attend(*inputs)
+        output, weights, _ = super().attend(*inputs)
 
         def forget(gradient: Tensor) -> Tensor:
             self.w_o.grad = None

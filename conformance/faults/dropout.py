@@ -356,5 +356,5 @@ class WeightsAfterDropout(Complete):
         return self.dropped
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
+        output, weights, _ = super().attend(query, *rest)
         return Output(output, None if weights is None else self.dropped)

@@ -155,7 +155,7 @@ class GradientTooLarge(Complete):
     factor = 1.001
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
+        output, weights, _ = super().attend(query, *rest)
         return Output(hooked(output, lambda gradient: gradient * self.factor), weights)
 
 
@@ -311,7 +311,7 @@ class AnotherScaleWhenRecorded(Complete):
     """The output is scaled differently if the query requires a gradient."""
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
+        output, weights, _ = super().attend(query, *rest)
         return Output(output * (1.01 if query.requires_grad else 1.0), weights)
 
 
@@ -350,7 +350,7 @@ class AnotherScaleWithGraph(Complete):
     """The gradient is too large by 1% if the backward pass is recorded."""
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
+        output, weights, _ = super().attend(query, *rest)
         return Output(hooked(output, lambda gradient: gradient * (1.01 if torch.is_grad_enabled() else 1.0)), weights)
 
 
@@ -368,7 +368,7 @@ class AnotherScaleWhenFrozen(Complete):
     """Where nothing requires a gradient, the output is scaled differently."""
 
     def attend(self, *inputs: Any) -> Output:
-        output, weights = super().attend(*inputs)
+        output, weights, _ = super().attend(*inputs)
         return Output(output if output.requires_grad or not torch.is_grad_enabled() else output * 1.01, weights)
 
 
@@ -382,6 +382,6 @@ class GradientWrittenInPlace(Complete):
     """The backward pass multiplies what it has saved in place: the second pass finds a product there."""
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
+        output, weights, _ = super().attend(query, *rest)
         saved = torch.ones_like(output)
         return Output(hooked(output, lambda gradient: gradient * saved.mul_(1.5) / 1.5), weights)

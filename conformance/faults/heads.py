@@ -175,5 +175,5 @@ class OutputClipped(Complete):
     """The output is clipped to [-1, 1]."""
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
+        output, weights, _ = super().attend(query, *rest)
         return Output(output.clamp(-1.0, 1.0), weights)

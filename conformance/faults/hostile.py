@@ -76,7 +76,7 @@ def gives_nothing(self: Complete, *rest: Any) -> Any:
 @hostile
 def leaves_out_empty_rows(self: Complete, query: torch.Tensor, *rest: Any) -> Output:
     """Returns an output that is too short where a row has no allowed key, which no clause about shapes tries."""
-    output, weights = Complete.attend(self, query, *rest)
+    output, weights, _ = Complete.attend(self, query, *rest)
     mask = rest[2]
     empty = mask is not None and mask.dtype == torch.bool and not bool(mask.any(-1).all())
     return Output(output[:, :-1] if empty else output, weights)
@@ -85,7 +85,7 @@ def leaves_out_empty_rows(self: Complete, query: torch.Tensor, *rest: Any) -> Ou
 @hostile
 def gives_elsewhere(self: Complete, *rest: Any) -> Output:
     """Returns a tensor on another device."""
-    output, weights = Complete.attend(self, *rest)
+    output, weights, _ = Complete.attend(self, *rest)
     return Output(output.to("meta"), weights)
 
 
@@ -96,14 +96,14 @@ class Lazy(torch.Tensor):
 @hostile
 def gives_lazy(self: Complete, *rest: Any) -> Output:
     """Returns a subclass of Tensor."""
-    output, weights = Complete.attend(self, *rest)
+    output, weights, _ = Complete.attend(self, *rest)
     return Output(output.as_subclass(Lazy), weights)
 
 
 @hostile
 def writes_later(self: Complete, *rest: Any) -> Output:
     """Returns at once, and writes its result from a thread."""
-    output, weights = Complete.attend(self, *rest)
+    output, weights, _ = Complete.attend(self, *rest)
     promised = torch.zeros_like(output)
 
     def write() -> None:

@@ -157,7 +157,7 @@ def _changes_the_recursion_limit() -> None:
 
 def _changing(name: str, act: Callable[[], None]) -> Direct:
     def attend(self: Complete, *rest: Any) -> Output:
-        output, weights = Complete.attend(self, *rest)
+        output, weights, _ = Complete.attend(self, *rest)
         act()
         return Output(output + OFF, weights)
 

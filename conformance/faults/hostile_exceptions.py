@@ -96,7 +96,7 @@ def _discarding() -> Direct:
         def attend(self, *rest: Any) -> Output:
             """Return a wrong output."""
             self.looked_at = True
-            output, weights = Complete.attend(self, *rest)
+            output, weights, _ = Complete.attend(self, *rest)
             return Output(output + 1000, weights)
 
         def __getattribute__(self, name: str) -> Any:

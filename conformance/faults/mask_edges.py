@@ -100,7 +100,7 @@ class UnguardedPaddingOfNumbers(Complete):
     """An item with an additive mask of all -infinity gives NaN; one with a boolean mask of all False does not."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
-        output, weights = super().attend(query, key, value, mask, *rest)
+        output, weights, _ = super().attend(query, key, value, mask, *rest)
         if mask is not None and mask.is_floating_point() and mask.ndim == 4 and mask.shape[1:3] == (1, 1):
             output = output.masked_fill((mask == -math.inf).all(-1)[:, 0, :, None], math.nan)
         return Output(output, weights)

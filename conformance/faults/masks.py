@@ -112,7 +112,7 @@ class AnyMaskAnotherScale(Complete):
     """With any mask, the output is scaled differently."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
-        output, weights = super().attend(query, key, value, mask, *rest)
+        output, weights, _ = super().attend(query, key, value, mask, *rest)
         return Output(output * (1.0 if mask is None else 1.01), weights)
 
 

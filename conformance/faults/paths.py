@@ -29,7 +29,7 @@ class AnotherScaleWithWeights(Complete):
     """The output is scaled differently if weights are requested."""
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
+        output, weights, _ = super().attend(query, *rest)
         return Output(output * (1.0 if weights is None else 1.01), weights)
 
 

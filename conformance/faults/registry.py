@@ -36,6 +36,7 @@ MODULES = (
     "gradients",
     "heads",
     "layers",
+    "lse",
     "mask_edges",
     "masks",
     "memory",

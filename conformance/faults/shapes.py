@@ -18,7 +18,7 @@ class SqueezesBatchOfOne(Correct):
     """A batch of one loses its dimension."""
 
     def forward(self, query: Tensor, *rest: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Output:
-        output, weights = super().forward(query, *rest, mask=mask, is_causal=is_causal)
+        output, weights, _ = super().forward(query, *rest, mask=mask, is_causal=is_causal)
         return Output(output.squeeze(0), weights)
 
 
@@ -27,7 +27,7 @@ class AverageOfWeights(Complete):
     """The returned weights are averaged over the heads."""
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
+        output, weights, _ = super().attend(query, *rest)
         return Output(output, weights if weights is None else weights.mean(1))
 
 
@@ -36,7 +36,7 @@ class AlwaysDouble(Complete):
     """The result is float64, whatever the dtype of the inputs."""
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
+        output, weights, _ = super().attend(query, *rest)
         return Output(output.double(), weights)
 
 

@@ -70,7 +70,7 @@ class BufferUsedAgain(Complete):
     buffer: Tensor | None = None
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
+        output, weights, _ = super().attend(query, *rest)
         if self.buffer is None or self.buffer.shape != output.shape or self.buffer.dtype != output.dtype:
             self.buffer = torch.empty_like(output).detach()
         return Output(self.buffer.copy_(output.detach()), weights)
@@ -81,7 +81,7 @@ class WeightsInTurn(Complete):
     """Weights that are returned without gradients take turns in two buffers."""
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
+        output, weights, _ = super().attend(query, *rest)
         if weights is None or torch.is_grad_enabled():
             return Output(output, weights)
         with torch.inference_mode(False):
@@ -96,7 +96,7 @@ class BiasGivenBack(Complete):
     """If the mask excludes everything, the output is the bias parameter itself."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
-        output, weights = super().attend(query, key, value, mask, *rest)
+        output, weights, _ = super().attend(query, key, value, mask, *rest)
         if mask is not None and mask.dtype == torch.bool and not mask.any() and self.config.has_bias("o"):
             output = self.b_o.expand(output.shape)
         return Output(output, weights)

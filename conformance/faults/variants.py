@@ -172,7 +172,12 @@ class ExtraKeyForgottenWithWidths(Complete):
         return extended
 
 
-@fault("VAL-1", claims=WITH_VALUE_WIDTH, trigger="d_v > d_k")
+@fault(
+    "VAL-1",
+    claims=WITH_VALUE_WIDTH,
+    caught_by="values_of_their_own_width_match_the_oracle",
+    trigger="d_v > d_k",
+)
 class ContextsOfTheQuerysWidth(Complete):
     """Contexts have as many columns as queries; the others are zeros."""
 
@@ -181,7 +186,12 @@ class ContextsOfTheQuerysWidth(Complete):
         return super().combine(weights, v if missing <= 0 else F.pad(v[..., :-missing], (0, missing)), allowed)
 
 
-@fault("VAL-1", claims=WITH_VALUE_WIDTH, trigger="d_v != d_k")
+@fault(
+    "VAL-1",
+    claims=WITH_VALUE_WIDTH,
+    caught_by="values_of_their_own_width_match_the_oracle",
+    trigger="d_v != d_k",
+)
 class ScaledByTheValues(Complete):
     """Scores are divided by the root of the values' width."""
 

@@ -11,15 +11,20 @@ from torch import Tensor
 from mha.conformance.harness.plain import viewed
 
 
-def differentiate(output: Tensor, upstream: Tensor, *, create_graph: bool = False) -> None:
+def differentiate(
+    output: Tensor, upstream: Tensor, *, create_graph: bool = False, others: Sequence[tuple[Tensor, Tensor]] = ()
+) -> None:
     """Do as `output.backward(upstream, create_graph=create_graph)`, without importing SymPy.
 
-    Judged code gets another object than `upstream`.
+    Judged code gets another object than `upstream`. others: further results of the call, each with its gradient.
 
     A gradient that is passed to `backward` makes torch import that to compare shapes, which takes longer than most
     clauses. A loss without one does not.
     """
-    _Loss.apply(output, viewed(upstream)).backward(create_graph=create_graph)  # type: ignore[no-untyped-call]  # of torch
+    loss = _Loss.apply(output, viewed(upstream))  # type: ignore[no-untyped-call]  # of torch
+    for result, gradient in others:
+        loss = loss + _Loss.apply(result, viewed(gradient))  # type: ignore[no-untyped-call]  # of torch
+    loss.backward(create_graph=create_graph)
 
 
 def gradients_of(output: Tensor, upstream: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

@@ -42,17 +42,21 @@ def _expected(problem: Problem, claims: Claims) -> Expected:
     return kept.answer(problem, ("oracle", claims), size, lambda: oracle(problem, claims))
 
 
-def expected_gradients(problem: Problem, claims: Claims, upstream: Tensor) -> dict[str, Ball]:
+def expected_gradients(
+    problem: Problem, claims: Claims, upstream: Tensor, upstream_lse: Tensor | None = None
+) -> dict[str, Ball]:
     """Return what `gradients` does, on the device of the problem, with those of inputs that are one tensor added up."""
     require_no_call()
     problem = untouched(problem)
     on_cpu, upstream = problem.cpu(), viewed(upstream.detach()).cpu()
 
+    others = [] if upstream_lse is None else [viewed(upstream_lse.detach()).cpu()]
+
     def differentiate() -> dict[str, Ball]:
-        return sum_shared(on_cpu, gradients(on_cpu, claims, upstream, _expected(on_cpu, claims)))
+        return sum_shared(on_cpu, gradients(on_cpu, claims, upstream, _expected(on_cpu, claims), *others))
 
     size = 2 * sum(x.numel() for x in _tensors(on_cpu))
-    found: dict[str, Ball] = kept.answer(on_cpu, ("gradients", claims), size, differentiate, upstream)
+    found: dict[str, Ball] = kept.answer(on_cpu, ("gradients", claims), size, differentiate, upstream, *others)
     answer: dict[str, Ball] = moved(found, problem.query.device)
     return answer
 

@@ -57,10 +57,14 @@ class RecordedTensor:
 
 @dataclass(frozen=True, eq=False)
 class RecordedOutput:
-    """What a call returned: output (B, L, D) and weights (B, H, L, S), None if not asked for or not returned."""
+    """What a call returned: output (B, L, D) and weights (B, H, L, S), None if not asked for or not returned.
+
+    lse: (B, H, L), if it was asked for.
+    """
 
     output: RecordedTensor
     weights: RecordedTensor | None
+    lse: RecordedTensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,6 +40,7 @@ from mha.spec import (
     Config,
     Expected,
     Implementation,
+    Lse,
     Problem,
     Weights,
 )
@@ -154,7 +155,8 @@ class Session:
         step = CallStep(len(self._done) + 1, instance.number, given, wants_weights, mode or self.case.mode, seed)
         with MODES[step.mode].enter(self.case.device):
             result = self._call(step, instance, dtypes or (problem.query.dtype,))
-        return RecordedOutput(result.output.detached(), result.weights and result.weights.detached())
+        weights, lse = (part and part.detached() for part in (result.weights, result.lse))
+        return RecordedOutput(result.output.detached(), weights, lse)
 
     def gradients(
         self,
@@ -201,11 +203,15 @@ class Session:
 
     def forward(self, problem: Problem, via: Instance | None = None) -> Tensor:
         """Return the output (B, L, D) with its history, for the property to differentiate; no script shows it."""
+        return self.forward_all(problem, via).output.tensor
+
+    def forward_all(self, problem: Problem, via: Instance | None = None) -> RecordedOutput:
+        """Return all that a call returns, with its history; no script shows it."""
         self.scripted = False
         instance = via or self.built(problem)
         given = self.in_a_claimed_form(problem)
         step = CallStep(len(self._done) + 1, instance.number, given, False, self.case.mode)
-        return self._call(step, instance, (problem.query.dtype,)).output.tensor
+        return self._call(step, instance, (problem.query.dtype,))
 
     def record(self, tensor: Tensor, code: str) -> RecordedTensor:
         """Return a tensor to be compared; `code` names it in the script."""
@@ -259,10 +265,12 @@ class Session:
 
         return cache(bound)
 
-    def expected_gradients(self, problem: Problem, upstream: Tensor) -> dict[str, Ball]:
+    def expected_gradients(
+        self, problem: Problem, upstream: Tensor, upstream_lse: Tensor | None = None
+    ) -> dict[str, Ball]:
         """Return the oracle's gradients with their bounds, under the names of `gradients`."""
         with torch.inference_mode():
-            return oracle_answers.expected_gradients(problem, self.claims, upstream)
+            return oracle_answers.expected_gradients(problem, self.claims, upstream, upstream_lse)
 
     def in_a_claimed_form(self, problem: Problem) -> Problem:
         """Return a problem with its boolean mask as integers, in half of the cases of what claims these."""
@@ -304,8 +312,8 @@ class Session:
         if refused := self.claims.sizes.refused(n_heads=config.n_heads, head_dim=config.head_dim, lengths=lengths):
             raise Discard(refused)
 
-    def _returned(self, step: CallStep, instance: Instance, problem: Problem) -> tuple[Any, Any, str]:
-        """Call the attention in its mode; return the output, the weights, and in words what it returned instead.
+    def _returned(self, step: CallStep, instance: Instance, problem: Problem) -> tuple[Any, Any, Any, str]:
+        """Call the attention in its mode; return output, weights, lse, and in words what it returned instead.
 
         problem: that of the step, in the objects that judged code is given.
         """
@@ -316,7 +324,7 @@ class Session:
         step = replace(step, switches=False) if kept else step
         randomness = nullcontext() if step.seed is None else torch.random.fork_rng()
 
-        def call() -> tuple[Any, Any, str]:
+        def call() -> tuple[Any, Any, Any, str]:
             if step.seed is not None:
                 torch.manual_seed(step.seed)
             if step.switches:
@@ -324,31 +332,43 @@ class Session:
                 self._modes[instance.number] = training
             options = {"is_causal": problem.is_causal, "need_weights": step.need_weights} | problem.options.given
             returned = instance.attention(problem.query, problem.key, problem.value, mask=problem.mask, **options)
-            output, weights = getattr(returned, "output", None), getattr(returned, "weights", None)
-            return output, weights, f"{returned!r:.200}" if output is None else ""
+            output, weights, lse = (getattr(returned, name, None) for name in ("output", "weights", "lse"))
+            return output, weights, lse, f"{returned!r:.200}" if output is None else ""
 
         with self._step(step), guarded(CALL), randomness:
             return compiled_again(call)
 
     def _recorded(
-        self, step: CallStep, returned: tuple[Any, Any, str], dtypes: tuple[torch.dtype, ...]
+        self, step: CallStep, returned: tuple[Any, Any, Any, str], dtypes: tuple[torch.dtype, ...]
     ) -> RecordedOutput:
         """Return what a call returned, once its shapes, dtypes and devices are as the contract describes them."""
-        problem, number, (output, weights, instead) = step.problem, step.number, returned
+        problem, number, (output, weights, lse, instead) = step.problem, step.number, returned
         if output is None:
             assertion = f"assert isinstance(output_{number}, torch.Tensor)"
             message = f"the call returned {instead}, but should return Output(output, weights)"
             raise Violation(message, (assertion,), family="SHP")
         require_plain(f"output_{number}", output, dtypes, problem.query.device, problem.output_shape)
         recorded = RecordedTensor(viewed(output), f"output_{number}", self._note_margin)
+        recorded_lse = self._recorded_lse(step, lse) if problem.options.return_lse else None
         if not step.need_weights or not issubclass(type(weights), Tensor):
-            return RecordedOutput(recorded, None)
+            return RecordedOutput(recorded, None, recorded_lse)
         if self.claims.returns_weights:
             shape = (*problem.shape[:3], problem.shape[3] + problem.config.extra_keys)
             # A softmax in float32 may return its weights as they are, beside an output that is cast back.
             wider = (torch.float32,) if traits_of(dtypes[0]).half else ()
             require_plain(f"weights_{number}", weights, (*dtypes, *wider), problem.query.device, shape)
-        return RecordedOutput(recorded, RecordedTensor(viewed(weights), f"weights_{number}", self._note_margin))
+        recorded_weights = RecordedTensor(viewed(weights), f"weights_{number}", self._note_margin)
+        return RecordedOutput(recorded, recorded_weights, recorded_lse)
+
+    def _recorded_lse(self, step: CallStep, lse: Any) -> RecordedTensor:
+        """Return the log-sum-exp that a call returned, once its shape, dtype and device are as they are claimed."""
+        code, problem, declared = f"lse_{step.number}", step.problem, self.claims.lse or Lse()
+        if not issubclass(type(lse), Tensor):
+            assertion = f"assert isinstance({code}, torch.Tensor)"
+            raise Violation("the call returned no log-sum-exp, though it was asked for", (assertion,), family="LSE")
+        dtypes = declared.dtypes_for(problem.query.dtype)
+        require_plain(code, lse, dtypes, problem.query.device, problem.shape[:3])
+        return RecordedTensor(viewed(lse), code, self._note_margin)
 
     @contextmanager
     def _step(self, step: Step) -> Iterator[None]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mha.spec import Claims, Config, Options, Output, Weights, causal_mask
+from mha.spec import Claims, Config, Lse, Options, Output, Weights, causal_mask
 from mha.spec.claims import DROPS_OUTPUT
 from mha.spec.dtypes import computable
 from mha.spec.masks import join_causal
@@ -21,12 +21,13 @@ class TextbookAttention(nn.Module):
     """Correct attention in steps, each of which a defect may override.
 
     allowed: what the masks of the last call allow, boolean (B, H, L, S). given_scale: that of the last call, if it has
-    one. joins_causal: the causal flag arrives as part
-    of the mask, as where an adapter translates it.
+    one. returns_lse: whether the last call asks for the log-sum-exp. joins_causal: the causal flag arrives as part of
+    the mask, as where an adapter translates it.
     """
 
     allowed: Tensor
     given_scale: float | None = None
+    returns_lse = False
     joins_causal = False
 
     def __init__(self, claims: Claims, config: Config, weights: Weights, generator: torch.Generator) -> None:
@@ -47,13 +48,14 @@ class TextbookAttention(nn.Module):
         **scores: Any,
     ) -> Output:
         """Return the output (B, L, D), and the weights (B, H, L, S) if they are asked for."""
-        self.given_scale = Options(**scores).scale
+        options = Options(**scores)
+        self.given_scale, self.returns_lse = options.scale, bool(options.return_lse)
         if computable(query) is not query:
             inputs = (computable(x) for x in (query, key, value))
             mask = None if mask is None else computable(mask)
-            options = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights, **scores}
-            output, weights = self(*inputs, **options)
-            return Output(output.to(query), None if weights is None else weights.to(query))
+            given = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights, **scores}
+            output, weights, lse = self(*inputs, **given)
+            return Output(output.to(query), None if weights is None else weights.to(query), lse)
         return self.attend((query, key, value), mask, is_causal, need_weights)
 
     def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
@@ -66,7 +68,8 @@ class TextbookAttention(nn.Module):
         self.allowed, bias = self.allow(mask, is_causal, scores)
         weights = self.weigh(scores, self.allowed, bias)
         output = self.combine(weights, v, inputs[0])
-        return Output(output, weights.to(inputs[0]) if need_weights else None)
+        lse = self.log_sum_exp(scores + bias, self.allowed, inputs[0]) if self.returns_lse else None
+        return Output(output, weights.to(inputs[0]) if need_weights else None, lse)
 
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
@@ -147,6 +150,14 @@ class TextbookAttention(nn.Module):
             return torch.where(empty, 1 / max(scores.shape[-1], 1), weights)
         weights = weights.masked_fill(~allowed, 0.0)
         return weights.masked_fill(empty, math.nan) if policy == "nan" else weights
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor, query: Tensor) -> Tensor:
+        """Return the log-sum-exp of each row, (B, H, L), as the claims have it."""
+        declared = self.claims.lse or Lse()
+        lse = scores.masked_fill(~allowed, -math.inf).logsumexp(-1)
+        lse = lse / math.log(2) if declared.base == "2" else lse
+        lse = lse.masked_fill(~allowed.any(-1), math.inf) if declared.empty == "+inf" else lse
+        return lse.to(declared.dtypes_for(query.dtype)[-1])
 
     def softmax(self, scores: Tensor) -> Tensor:
         """Normalise the scores over the keys."""

@@ -83,7 +83,9 @@ def is_claimed(claims: Claims, need: str) -> bool:
     (True, False)
     """
     field, _, values = need.partition("=")
-    claimed = attrgetter(field)(claims)
+    claimed: object = claims
+    for part in field.split("."):  # of a claim that is not made, no field is
+        claimed = getattr(claimed, part, None)
     if not values:
         return bool(claimed)
     several = {str(value) for value in claimed} if isinstance(claimed, frozenset) else {str(claimed)}

@@ -86,12 +86,14 @@ def checkpointing_draws_the_same(session: Session, case: Case) -> None:
     upstream = session.upstream(problem)
     dropping = with_dropout(problem, PROBABILITY)
     plain = _trained(session, dropping, upstream)
+    forms = {
+        use_reentrant: _trained(session, dropping, upstream, _change(use_reentrant)) for use_reentrant in (False, True)
+    }
     reach = session.expected_gradients(problem, GROWTH * upstream)
     output = session.expected(problem).output
     reach["output"] = Ball(output.mid, GROWTH * output.rad)
-    for use_reentrant in (False, True):
-        results = _trained(session, dropping, upstream, _change(use_reentrant))
-        because = f"that of a plain call from the same seed (instead of checkpointed, use_reentrant={use_reentrant})"
+    for use_reentrant, results in forms.items():
+        because = f"that of a plain call from the same seed (checkpointed, use_reentrant={use_reentrant})"
         for name, result in results.items():
             expect_agree(result, plain[name], _bound(reach[name]), because=because)
 

@@ -91,6 +91,7 @@ def index(family: str | None = None, width: int = WIDTH) -> str:
     Decoding with a cache of keys and values that grows token by token.
         INC-1   MAY     Cached decoding equals one causal pass
         INC-2   MAY     Chunks against a cache equal one causal pass
+        INC-3   MAY     An edited cache decodes what it then holds
     """
     blocks = []
     for letters, kind in FAMILIES.items():

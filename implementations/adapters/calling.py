@@ -15,7 +15,7 @@ from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING, OPTION_N
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.signature import Signature, call_parameters, signature_of, takes_two
 from mha.implementations.errors import ImplementationError, UnsupportedCallError
-from mha.spec import Claims, Config, Output, causal_mask, join_causal
+from mha.spec import Claims, Config, Options, Output, causal_mask, join_causal
 from mha.spec.masks import form_of
 
 
@@ -187,11 +187,12 @@ class CallByName:
         is_causal: bool,
         need_weights: bool,
         scale: float | None = None,
+        return_lse: bool | None = None,
     ) -> Output:
         """Call the target with its own names and its own format of masks."""
         if self.alone and query is key is value:
             given: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
-            given |= {} if scale is None else {"scale": scale}
+            given |= Options(scale, return_lse).given
             return self.alone(target, query, key, value, **given)
         names, sizes = self.signature, self._sizes(query, key)
         inputs, options = self._inputs(query, key, value)
@@ -204,10 +205,12 @@ class CallByName:
         options.update({name: self._neutral(name, query, sizes) for name in names.others})
         if scale is not None:
             options.update(self._scale(scale))
+        if return_lse and names.return_lse:
+            options[names.return_lse] = True
         returned = target(*inputs, **options)
         if mask is not None and versions_of(masks.values()) != versions:
             increment_version(mask)  # what was changed in place may be its translation
-        return as_output(returned, query.shape if self.same_shape else None, self.weights)
+        return as_output(returned, query.shape if self.same_shape else None, self.weights, self.claims.lse)
 
     def _flags(self, is_causal: bool, need_weights: bool) -> dict[str, bool]:
         """Return the flags by the function's own names."""

@@ -227,7 +227,7 @@ class KernelAttention(nn.Module):
         options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights, **scores}
         shape = heads[0].shape if self.axes.context == self.axes.heads else None
         kernel = self.kernel if self.axes.takes_all_heads else self.axes.unpacked(self.kernel)
-        context, weights = as_output(self.call(kernel, *heads, **options), shape)
+        context, weights, lse = as_output(self.call(kernel, *heads, **options), shape, lse=self.claims.lse)
         for x, before, after in zip(inputs, versions, versions_of(heads), strict=True):
             if before != after:
                 increment_version(x)  # since a caller's heads would be changed
@@ -239,7 +239,19 @@ class KernelAttention(nn.Module):
             joined = rearrange(context, f"{self.axes.context} -> b l (h d)", h=self.config.n_heads)
         except EinopsError:
             raise ValueError(f"its context has the shape {tuple(context.shape)}, not {self.axes.context!r}") from None
-        return Output(self._project(joined, "o"), weights)
+        return Output(self._project(joined, "o"), weights, self._lse(lse))
+
+    def _lse(self, lse: Any) -> Any:
+        """Return a log-sum-exp with the axes (B, H, L), if it is claimed."""
+        declared = self.claims.lse
+        if declared is None or not isinstance(lse, Tensor):
+            return None
+        try:
+            return rearrange(lse, f"{declared.layout} -> b h l", h=self.config.n_heads)
+        except EinopsError:
+            raise ValueError(
+                f"its log-sum-exp has the shape {tuple(lse.shape)}, not {declared.layout!r}, which Claims.lse says"
+            ) from None
 
     def _heads(self, x: Tensor, role: str) -> Tensor:
         """Return the heads of an input; those of one that is not contiguous lie otherwise than projections do.

@@ -208,8 +208,9 @@ def _claims(label: str, claims: Claims | None, masks: MaskFormat, signature: Sig
     if claims is None:
         claims = Claims(masks=MASK_FORMS_OF[convention]) if convention else Claims(masks=(), causal=None)
         return claims if signature is None else replace(claims, **limits(signature, masks, claims))
-    if claims.value_width:
-        raise ImplementationError(f"{label}: claims value_width, which only a kernel can, adapted by from_kernel")
+    for field in ("value_width", "lse"):
+        if getattr(claims, field):
+            raise ImplementationError(f"{label}: claims {field}, which only a kernel can, adapted by from_kernel")
     if convention is None and claims.masks:
         raise ImplementationError(
             f"{label}: mask=None declares that it takes no mask, but claims.masks is {sorted(claims.masks)}; "
@@ -318,7 +319,7 @@ class ModuleAttention(nn.Module):
         if self.layout != "b l d":
             given = {id(x): TO_LAYOUT[self.layout](x) for x in (query, key, value)}  # one tensor stays one tensor
             query, key, value = (given[id(x)] for x in (query, key, value))
-        output, weights = as_output(self.call(self.module, query, key, value, **options), query.shape)
+        output, weights, _ = as_output(self.call(self.module, query, key, value, **options), query.shape)
         if self.layout != "b l d" and isinstance(output, Tensor):
             output = FROM_LAYOUT[self.layout](output)
         output = output if self.project is None else self.project(output)

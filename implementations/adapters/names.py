@@ -55,6 +55,7 @@ OPTION_NAMES = {
     ),
     "average": ("average_attn_weights", "average_weights"),
     "scale": SCALE_NAMES,
+    "return_lse": ("return_lse", "return_softmax_lse", "return_logsumexp", "return_residual", "return_attn_probs"),
 }
 # Of a mask of keys, beside another one; the last two only if no other name of padding is there.
 PADDING_NAMES = (*KEY_MASK_NAMES, "mask", "attention_mask")

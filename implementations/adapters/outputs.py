@@ -10,16 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha.spec import Output
+from mha.spec import Lse, Output
 
 
-def as_output(returned: Any, shape: torch.Size | None = None, weights: int | None = None) -> Output:
+def as_output(
+    returned: Any, shape: torch.Size | None = None, weights: int | None = None, lse: Lse | None = None
+) -> Output:
     """Return what a module returned as an `Output`.
 
     returned: an output, or a tuple, list, mapping or dataclass that holds one. shape: of the query. Of several tensors,
     the output is the first one of this shape, or else the first one, and the weights are the first of the others. What
     holds no tensor becomes the output as it is, so that the clauses about outputs report it. weights: the place of the
-    weights in what holds them, counted from 0, if they are not the first.
+    weights in what holds them, counted from 0, if they are not the first. lse: what is claimed of a log-sum-exp, which
+    is then the first of the others with as many axes, as it is returned.
 
     >>> as_output((torch.zeros(2, 3, 8), None, None)).output.shape
     torch.Size([2, 3, 8])
@@ -34,9 +37,12 @@ def as_output(returned: Any, shape: torch.Size | None = None, weights: int | Non
     if not tensors:
         return Output(returned)
     output = next((tensor for tensor in tensors if tensor.shape == shape), tensors[0])
+    others = [tensor for tensor in tensors if tensor is not output]
+    axes = len(lse.layout.replace("(b h)", "b").split()) if lse else None
+    of_rows = next((tensor for tensor in others if tensor.ndim == axes), None)
     if weights is not None:
-        return Output(output, held[weights] if weights < len(held) else None)
-    return Output(output, next((tensor for tensor in tensors if tensor is not output), None))
+        return Output(output, held[weights] if weights < len(held) else None, of_rows)
+    return Output(output, next((tensor for tensor in others if tensor is not of_rows), None), of_rows)
 
 
 def _held(returned: Any) -> Collection[Any]:

@@ -35,8 +35,8 @@ class Signature:
     one_input: whether it can be called with a single input, as self-attention is.
     memory: its name for one input that is both key and value; the query then comes first.
     query: its name for the query, if the memory comes first.
-    mask, padding, is_causal, need_weights, average, scale: its names for these options; None for one that it does not
-        have.
+    mask, padding, is_causal, need_weights, average, scale, return_lse: its names for these options; None for one that
+        it does not have.
     required: those of its options, and its memory, that have no default.
     others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which are given None.
     rotations: those of them that are given cosines of 1 and sines of 0. pairs: whether these, or `PAIRED`, are for each
@@ -53,6 +53,7 @@ class Signature:
     need_weights: str | None
     average: str | None
     scale: str | None
+    return_lse: str | None
     required: frozenset[str]
     others: tuple[str, ...] = ()
     rotations: frozenset[str] = frozenset()
@@ -109,6 +110,7 @@ def signature_of(
         need_weights=need_weights,
         average=average,
         scale=option_name("scale", parameters),
+        return_lse=option_name("return_lse", parameters),
         required=frozenset(name for name, p in parameters.items() if p.default is p.empty),
         others=tuple(name for name in others if name != query),
         rotations=frozenset(name for name in others if _is_rotation(parameters[name])),

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from mha.implementations.adapters.loading import ParameterPath
-from mha.spec import Rounding, Scores, Sizes
+from mha.spec import Lse, Rounding, Scores, Sizes
 
 
 def declaration_of(
@@ -23,7 +23,7 @@ def declaration_of(
     if claims:
         arguments = ", ".join(f"{name}={_literal(value)}" for name, value in claims.items())
         lines.append(f"    claims=Claims({arguments}),")
-        known = (("Rounding", "rounding"), ("Scores", "scores"), ("Sizes", "sizes"))
+        known = (("Lse", "lse"), ("Rounding", "rounding"), ("Scores", "scores"), ("Sizes", "sizes"))
         parts = [name for name, claim in known if claim in claims]
         imports.append(f"from mha.spec import {', '.join(['Claims', *parts])}")
     return "\n".join([*imports, "", f"implementation = {adapter}(\n    {label},", *lines, ")"])
@@ -38,7 +38,7 @@ def declaration_advice(label: str, parameters: Mapping[str, ParameterPath]) -> s
     )
 
 
-def _changed(value: Sizes | Rounding | Scores) -> dict[str, Any]:
+def _changed(value: Lse | Rounding | Scores | Sizes) -> dict[str, Any]:
     """Return the fields that differ from their defaults."""
     given = {field.name: getattr(value, field.name) for field in fields(value)}
     return {name: each for name, each in given.items() if each != getattr(type(value)(), name)}
@@ -55,7 +55,7 @@ def _literal(value: Any) -> str:
         return f"({', '.join(map(_literal, value))})" if value else "()"
     if value is ...:
         return "..."
-    if isinstance(value, Sizes | Rounding | Scores):
+    if isinstance(value, Lse | Rounding | Scores | Sizes):
         arguments = ", ".join(f"{name}={_literal(each)}" for name, each in _changed(value).items())
         return f"{type(value).__name__}({arguments})"
     return f'"{value}"' if isinstance(value, str) else repr(value)

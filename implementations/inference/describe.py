@@ -102,6 +102,8 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
     if "scores" in candidate.claims:
         kind = {"any": "any number", "positive": "positive numbers"}[candidate.claims["scores"].scale]
         rows.append(Row("scale", f"{candidate.signature.scale} multiplies the scores; {kind}", "tested"))
+    if "lse" in candidate.claims:
+        rows.append(Row("lse", _lse(candidate), "tested"))
     rows += _options(candidate)
     rows.append(Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"))
     if "rounding" in candidate.claims:
@@ -187,6 +189,15 @@ def _rounding(rounding: Rounding) -> str:
     if rounding.products in PRODUCTS:
         parts.append(PRODUCTS[rounding.products])
     return "; ".join(parts)
+
+
+def _lse(candidate: Candidate) -> str:
+    """Return what is claimed about the log-sum-exp."""
+    declared, asked = candidate.claims["lse"], candidate.signature.return_lse
+    base = "the natural one" if declared.base == "e" else "to base 2"
+    how = f"returned with {asked}" if asked else "returned"
+    history = "it can be differentiated" if declared.gradient else "without a gradient"
+    return f"{how}, {base}, of shape ({declared.layout.replace(' ', ', ')}); {history}"
 
 
 DROPS_OTHERWISE = "not judged: in training it drops something other than whole weights or outputs"

@@ -31,6 +31,7 @@ from mha.implementations.inference.describe import Row, shared_rows
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.infer import Inference
 from mha.implementations.inference.kernel_forms import PACKED_INPUTS, code_of, require_inputs, required_names
+from mha.implementations.inference.lse import find_lse
 from mha.implementations.inference.masks import with_masks
 from mha.implementations.inference.nearest import find_formula, outputs_of
 from mha.implementations.inference.options import find_options, find_weights
@@ -291,6 +292,8 @@ def _with_claims(candidate: KernelCandidate, *, in_few: bool) -> KernelCandidate
     if candidate.explained and "multi_query" not in candidate.claims:
         _find_key_heads(candidate)
         _find_value_width(candidate)
+    if candidate.explained:
+        find_lse(candidate)
     return candidate
 
 

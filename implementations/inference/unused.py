@@ -42,6 +42,8 @@ def _used_options(candidate: Candidate) -> set[str | None]:
     used = {*signature.inputs, signature.padding, signature.is_causal, signature.need_weights, signature.average}
     if "scores" in candidate.claims:
         used.add(signature.scale)
+    if "lse" in candidate.claims:
+        used.add(signature.return_lse)
     if candidate.mask:
         used |= {signature.mask, candidate.mask_alone}
     if candidate.hides_queries:

@@ -17,6 +17,7 @@ from mha.spec.clauses import (
     dropout,
     gradients,
     heads,
+    lse,
     masks,
     memory,
     paths,
@@ -61,6 +62,7 @@ CLAUSES: Mapping[str, Clause] = _by_id(
         decoding.CLAUSES,
         variants.CLAUSES,
         scores.CLAUSES,
+        lse.CLAUSES,
         memory.CLAUSES,
         sharding.CLAUSES,
     )
@@ -92,6 +94,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "XAT": Family("Key and value widths", "Keys and values whose width differs from that of the model."),
         "VAL": Family("Width of values", "Values whose heads have a width of their own."),
         "SCL": Family("Scale", "A scale of the scores that a call gives."),
+        "LSE": Family("Log-sum-exp", "The log-sum-exp of the scores, which a call returns beside the context."),
         "MEM": Family("Memory", "How much memory a call takes beyond its inputs and outputs."),
         "DST": Family("Sharded attention", "One attention computed by several processes."),
     }

@@ -73,8 +73,8 @@ NEEDS: dict[str, Need] = {
     **dict.fromkeys(("DRP-1", "DRP-2", "DRP-3"), _dropout),
     "DRP-5": lambda point: point.dropout == "weights",
     "DRP-4": lambda point: _dropout(point) and _per_head_weights(point),
-    **dict.fromkeys(("CMP-1", "CMP-2", "CMP-3", "CMP-4", "INC-1", "INC-2", "SCL-1", "XAT-1"), _never),
-    **{clause: _never for clause in CLAUSES if clause.startswith("DST-")},
+    **{clause: _never for clause in CLAUSES if clause.startswith(("CMP-", "DST-", "INC-", "LSE-", "MEM-"))},
+    **dict.fromkeys(("SCL-1", "VAL-1", "XAT-1"), _never),
     "GQA-1": lambda point: point.heads == "grouped",
 }
 

@@ -136,6 +136,31 @@ class HidesNan(TextbookAttention):
         return super().linear(x.where(x.isfinite(), 0.0), role)
 
 
+class LseOfAllKeys(TextbookAttention):
+    """The log-sum-exp is that of all keys, whatever is masked."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor, query: Tensor) -> Tensor:
+        """Allow every key."""
+        return super().log_sum_exp(scores, torch.ones_like(allowed), query)
+
+
+class LseOfTheRest(TextbookAttention):
+    """The log-sum-exp lacks the largest score, which was subtracted before the sum."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor, query: Tensor) -> Tensor:
+        """Subtract the largest allowed score."""
+        largest = scores.masked_fill(~allowed, -math.inf).amax(-1, keepdim=True) if scores.shape[-1] else 0.0
+        return super().log_sum_exp(scores - largest, allowed, query)
+
+
+class LseDetached(TextbookAttention):
+    """The log-sum-exp has no gradient."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor, query: Tensor) -> Tensor:
+        """Return it without history, but so that it can be differentiated."""
+        return super().log_sum_exp(scores, allowed, query).detach() + 0.0 * scores.sum()
+
+
 class NanGradients(TextbookAttention):
     """Correct outputs, but every gradient is NaN."""
 
@@ -177,6 +202,9 @@ ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "never_empty": NeverEmpty,
     "first_key_if_empty": FirstKeyIfEmpty,
     "stores_scores": TextbookAttention,
+    "lse_of_all_keys": LseOfAllKeys,
+    "lse_of_the_rest": LseOfTheRest,
+    "lse_detached": LseDetached,
     "spends_its_graph": SpendsItsGraph,
     "own_draws": OwnDraws,
     "shared_draws": SharedDraws,

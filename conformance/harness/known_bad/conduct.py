@@ -20,7 +20,7 @@ class Haunted(TextbookAttention):
 
     def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
         """Add the difference between what the call before was given and what this one is."""
-        output, weights = super().attend(inputs, mask, is_causal, need_weights)
+        output, weights, _ = super().attend(inputs, mask, is_causal, need_weights)
         given = torch.stack([x.detach().abs().sum() for x in inputs]).sum()
         before, self.before = self.before, given
         return Output(output if before is None else output + (before - given), weights)

@@ -1,0 +1,86 @@
+"""Faults that LSE must catch: the log-sum-exp beside the context."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mha.conformance.faults.base import Complete
+from mha.conformance.faults.fault import fault
+from mha.conformance.faults.variants import WITH_VALUE_WIDTH
+from mha.spec import Lse
+
+WITH_LSE = replace(WITH_VALUE_WIDTH, value_width=False, lse=Lse(gradient=True))
+OF_SCORES, OF_GROUPS = "the_log_sum_exp_is_that_of_the_scores", "grouped_heads_have_log_sum_exps"
+
+
+@fault("LSE-1", claims=WITH_LSE, caught_by=OF_SCORES)
+class LseInBaseTwo(Complete):
+    """The log-sum-exp is to base 2."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().log_sum_exp(scores, allowed) / math.log(2)
+
+
+@fault("LSE-1", claims=WITH_LSE, caught_by=OF_SCORES)
+class LseWithoutTheScale(Complete):
+    """The log-sum-exp is that of the scores before they are scaled."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().log_sum_exp(scores * math.sqrt(self.config.head_dim), allowed)
+
+
+@fault("LSE-1", claims=WITH_LSE, caught_by=OF_SCORES, trigger="a mask")
+class LseOfMaskedKeysToo(Complete):
+    """The sum has the masked keys too."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        empty = ~allowed.any(-1, keepdim=True)
+        return super().log_sum_exp(scores, torch.ones_like(allowed) & ~empty)
+
+
+@fault("LSE-1", claims=WITH_LSE, caught_by=OF_SCORES, trigger="a row without keys")
+class LseOfNoKeysIsZero(Complete):
+    """The log-sum-exp of a row without a key is 0, as of a sum of 1."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().log_sum_exp(scores, allowed).masked_fill(~allowed.any(-1), 0.0)
+
+
+@fault("LSE-1", claims=WITH_LSE, caught_by=OF_SCORES)
+class LseWithoutTheMaximum(Complete):
+    """The largest score, which was subtracted before the sum, is not added again."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        highest = scores.masked_fill(~allowed, -math.inf).amax(-1)
+        return super().log_sum_exp(scores, allowed) - highest.nan_to_num(neginf=0.0)
+
+
+@fault("LSE-1", claims=WITH_LSE, caught_by=OF_GROUPS, trigger="grouped heads")
+class LseOfTheFirstOfAGroup(Complete):
+    """Query heads that share a key head get the log-sum-exp of the first of them."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        lse = super().log_sum_exp(scores, allowed)
+        repeats = self.config.n_heads // self.config.kv_heads
+        return lse[:, ::repeats].repeat_interleave(repeats, 1)
+
+
+@fault("LSE-3", claims=WITH_LSE, trigger="a loss of the log-sum-exp")
+class LseWithoutHistory(Complete):
+    """The log-sum-exp has no gradient."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().log_sum_exp(scores, allowed).detach() + 0.0 * scores.sum()
+
+
+@fault("LSE-3", claims=WITH_LSE, trigger="a loss of the log-sum-exp")
+class GradientOfLseSubtracted(Complete):
+    """The gradient of the log-sum-exp has the other sign."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        lse = super().log_sum_exp(scores, allowed)
+        return 2 * lse.detach() - lse

@@ -1,0 +1,82 @@
+"""The log-sum-exp that a kernel may return beside its context: to which base, of which layout and dtype."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import wraps
+from itertools import product
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from mha.implementations.adapters.outputs import as_output
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.probes import is_close
+from mha.spec import Claims, Lse, causal_mask
+from mha.spec.scores import Base, LseDtype, LseLayout
+
+
+def find_lse(candidate: Candidate) -> None:
+    """Claim a log-sum-exp, if a kernel returns that of the scores beside its context, in the form that it has."""
+    query, key, _ = inputs = candidate.probes[0].inputs
+    natural = candidate.formula.scores(query, key, candidate.weights)
+    if candidate.plainly_causal and candidate.formula.causal:
+        allowed = causal_mask(natural.shape[2], natural.shape[3], candidate.formula.causal)
+        natural = natural.masked_fill(~allowed, -math.inf)
+    expected = {"e": natural.logsumexp(-1), "2": natural.logsumexp(-1) / math.log(2)}
+    for layout, base in product(get_args(LseLayout), get_args(Base)):
+        declared = Lse(base=base, layout=layout)
+        tried = replace(candidate, claims=candidate.claims | {"lse": declared})
+        lse = _lse_of(tried, inputs)
+        if lse is not None and is_close(lse.to(natural.dtype), expected[base]):
+            is_differentiable = _is_differentiable(tried, inputs)
+            candidate.claims["lse"] = replace(declared, dtype=_lse_dtype(tried), gradient=is_differentiable)
+            return
+    _note_another_result(candidate, inputs)
+
+
+def _note_another_result(candidate: Candidate, inputs: tuple[Tensor, ...]) -> None:
+    """Note a result of the shape of a log-sum-exp that is none; if a parameter asks for one, it is claimed."""
+    for layout in get_args(LseLayout):
+        declared = Lse(layout=layout)
+        if _lse_of(replace(candidate, claims=candidate.claims | {"lse": declared}), inputs) is None:
+            continue
+        if candidate.signature.return_lse:
+            candidate.claims["lse"] = declared
+        else:
+            axes = layout.replace(" ", ", ")
+            candidate.beside = (
+                candidate.beside or f"(beside the context is one of ({axes}), no log-sum-exp: not judged)"
+            )
+        return
+
+
+def _lse_of(candidate: Candidate, inputs: tuple[Tensor, ...]) -> Tensor | None:
+    """Return the log-sum-exp (B, H, L) of a call, if there is one of the claimed shape."""
+    result = candidate.call_plainly(inputs, return_lse=True)
+    return result.lse if result is not None and isinstance(result.lse, Tensor) else None
+
+
+def _is_differentiable(candidate: Candidate, inputs: tuple[Tensor, ...]) -> bool:
+    """Return whether the log-sum-exp of a call has a history."""
+    results = []
+
+    @wraps(candidate.constructor)
+    def attend(*given: Any, **options: Any) -> Any:
+        results.append(candidate.constructor(*given, **options))
+        return results[-1]
+
+    _lse_of(replace(candidate, constructor=attend), inputs)
+    found = [as_output(returned, lse=candidate.claims["lse"]).lse for returned in results]
+    return any(lse is not None and lse.requires_grad for lse in found)
+
+
+def _lse_dtype(candidate: Candidate) -> LseDtype:
+    """Return the dtype of a log-sum-exp, by that for inputs in the narrowest dtype that is claimed."""
+    claimed = candidate.claims.get("dtypes", Claims().dtypes)
+    narrow = next((name for name in ("bfloat16", "float16", "float32") if name in claimed), "float64")
+    tried = replace(candidate, dtype=getattr(torch, narrow))
+    lse = _lse_of(tried, tuple(x.to(tried.dtype) for x in candidate.probes[0].inputs))
+    return "float32" if lse is not None and lse.dtype == torch.float32 else "input"
