@@ -24,7 +24,7 @@ pytest: $(READY)
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 # Every right class of tests/lattice conforms, and with a fault planted, fails; each kind of docs/coverage.md conforms.
-# So do the correct classes of the other tests, on all cases of the quick profile (`make test` tries a sixth at most).
+# So do the correct classes of the other tests, on all cases of the quick profile (`make test` tries two of each property).
 # LATTICE=60 LATTICE_SEED=1 for fewer classes, or for other cases. Takes hours of one core.
 LATTICE ?= 400
 lattice: $(READY)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 ScaleRange = Literal["positive", "any"]
 Base = Literal["e", "2"]
@@ -71,9 +72,12 @@ class Lse:
     def dtypes_for(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
         """Return the dtypes that it may have for inputs in another one, the least accurate first.
 
+        >>> import torch
         >>> Lse().dtypes_for(torch.bfloat16), Lse().dtypes_for(torch.float64)
         ((torch.float32,), (torch.float32, torch.float64))
         """
+        import torch  # not above: claims are read without it
+
         if self.dtype == "input":
             return (dtype,)
         return tuple(dict.fromkeys([torch.float32, torch.promote_types(dtype, torch.float32)]))

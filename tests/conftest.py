@@ -55,25 +55,14 @@ def unshrunk(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Search, "_worth_shrinking", Search._find_block)
 
 
-def few(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
-    """Try so many boundary cases of each property, and no random case, unless `make lattice` tries them all.
+@pytest.fixture
+def fewer_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try two cases of each property on a correct class, unless `make lattice` tries all of the quick profile.
 
     So few cases are not tried on known-bad answers, which would take as long again and could hardly prove too little;
     tests/test_coverage.py does that.
     """
     if not os.environ.get("LATTICE"):
-        fewer = replace(settings.PROFILES["quick"], boundary=boundary, examples=0)
+        fewer = replace(settings.PROFILES["quick"], boundary=1, examples=0)
         monkeypatch.setitem(settings.PROFILES, "quick", fewer)
         monkeypatch.setattr(Sensitivity, "sample", lambda *_: None)
-
-
-@pytest.fixture
-def fewer_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try a few of the cases of the quick profile on a correct class."""
-    few(monkeypatch, boundary=2)
-
-
-@pytest.fixture
-def fewest_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try two cases of each property, for half precision, where a case costs most and says most."""
-    few(monkeypatch, boundary=1)

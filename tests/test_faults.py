@@ -168,10 +168,10 @@ OF_DTYPES = (
 NOT_CLAIMED = ("MEM-1", "VAL-1", "LSE-1", "LSE-3")
 
 
+@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-def test_complete_base_of_the_faults_passes_every_clause(dtype: str, request: pytest.FixtureRequest) -> None:
+def test_complete_base_of_the_faults_passes_every_clause(dtype: str) -> None:
     """Those of level SHOULD and MAY as well."""
-    request.getfixturevalue("fewest_cases" if dtype in HALF else "fewer_cases")
     without_ranks = (clause for clause in PROPERTIES if not needs_ranks(clause))
     clauses = {clause for clause in without_ranks if dtype == "float32" or clause.startswith(OF_DTYPES)}
     report = check(faults.complete, profile="quick", dtypes=[dtype], strict=True, clauses=clauses - {"CMP-1"})

@@ -86,7 +86,7 @@ def test_ours_conform(name: str) -> None:
     assert list(statuses.values()).count("pass") >= 6 - len(waived)
 
 
-@pytest.mark.usefixtures("fewest_cases")
+@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mha.conformance.faults.base import CLAIMS, Complete, Correct
 from mha.conformance.properties.registry import Property, is_claimed
-from mha.spec import Claims, Output, Rounding, causal_mask
+from mha.spec import Claims, Lse, Output, Rounding, causal_mask
 
 
 def claims_for(prop: Property) -> Claims:
@@ -23,6 +23,8 @@ def claims_for(prop: Property) -> Claims:
         value = value.split("|")[0] or "True"
         if name == "world_sizes":
             claims = replace(claims, world_sizes={1, 2})
+        if name.startswith("lse"):
+            claims = replace(claims, lse=Lse(gradient=True))
         if name == "declares_softmax":
             claims = replace(claims, rounding=Rounding())
         if not is_claimed(claims, need):

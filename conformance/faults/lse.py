@@ -69,7 +69,7 @@ class LseOfTheFirstOfAGroup(Complete):
         return lse[:, ::repeats].repeat_interleave(repeats, 1)
 
 
-@fault("LSE-3", claims=WITH_LSE, trigger="a loss of the log-sum-exp")
+@fault("LSE-3", claims=WITH_LSE, script_shows=False, trigger="a loss of the log-sum-exp")
 class LseWithoutHistory(Complete):
     """The log-sum-exp has no gradient."""
 
@@ -77,7 +77,7 @@ class LseWithoutHistory(Complete):
         return super().log_sum_exp(scores, allowed).detach() + 0.0 * scores.sum()
 
 
-@fault("LSE-3", claims=WITH_LSE, trigger="a loss of the log-sum-exp")
+@fault("LSE-3", claims=WITH_LSE, script_shows=False, trigger="a loss of the log-sum-exp")
 class GradientOfLseSubtracted(Complete):
     """The gradient of the log-sum-exp has the other sign."""
 
