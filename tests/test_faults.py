@@ -14,7 +14,6 @@ from torch import nn
 
 import mha.conformance.faults as package
 from mha.conformance import check
-from mha.conformance.cases.domain import HALF
 from mha.conformance.faults import registry as faults
 from mha.conformance.properties.registry import Property, needs_ranks, properties
 from mha.conformance.sharding import group
