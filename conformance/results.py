@@ -60,7 +60,8 @@ class Verdict:
     seen. arguments: of the last call, by the names that the adapted module or kernel has for them. script: a
     stand-alone script that reproduces the failure.
     blocked_by: the clause or family that explains the failure; the status is "blocked" only if that is seen to fail too
-    (see `settled`). seconds: how long it took.
+    (see `settled`). topic: what a clause that is not judged is counted under: the field of `Claims` that is missing, or
+    "other dtypes"; empty for other reasons. seconds: how long it took.
     seeds: in a report over several seeds, those that gave the status, the one of the case first; empty where it is a
     pass or not claimed.
 
@@ -89,6 +90,7 @@ class Verdict:
     arguments: str = ""
     script: str | None = None
     blocked_by: str | None = None
+    topic: str = ""
     seconds: float = 0.0
     seeds: tuple[int, ...] = ()
 

@@ -47,7 +47,7 @@ def verdict(implementation: str, clause: str, status: Any = "pass", **given: Any
     fields: dict[str, Any] = {"level": CLAUSES[clause].level, "dtype": "float32", "device": "cpu", "examples": 40}
     fields |= {"required": CLAUSES[clause].level != "SHOULD", "margin": 0.2}
     fields |= {"rejections": {"zeros": Rejections(5, 6)}} if status == "pass" else {}
-    fields |= {"message": "needs the claim causal"} if status == "not_claimed" else {}
+    fields |= {"message": "needs the claim causal", "topic": "causal"} if status == "not_claimed" else {}
     fields |= failure if status in ("fail", "waived") else {}
     return Verdict(**{"implementation": implementation, "clause": clause, "status": status} | fields | given)
 

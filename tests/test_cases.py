@@ -251,7 +251,7 @@ def test_unclaimed_levels_are_dropped() -> None:
 )
 def test_a_field_without_levels_reports_the_missing_claim(domain: Domain, missing: str) -> None:
     claims = Claims(masks={"bool"}, causal=None, cross_attention=False, returns_weights=False, bias={False})
-    assert domain.within(claims) == f"needs the claim {missing}"
+    assert str(domain.within(claims)) == f"needs the claim {missing}"
 
 
 def test_the_nearest_claimed_level_takes_the_place_of_those_that_are_not() -> None:
@@ -276,7 +276,7 @@ def test_the_nearest_claimed_level_takes_the_place_of_those_that_are_not() -> No
 
 def test_a_property_that_fails_for_causal_calls_has_no_form_for_what_is_always_causal() -> None:
     reason = Domain(plain=True).within(Claims(always_causal=True))
-    assert reason == "has no form for what is always causal"
+    assert str(reason) == "has no form for what is always causal"
 
 
 def test_widths_that_are_not_claimed_become_the_next_that_are() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from mha.conformance import Case, check
+from mha.conformance.cases.reasons import NeedsClaim
 from mha.conformance.engine.replay import replay_case
 from mha.conformance.faults import ranks
 from mha.conformance.faults import registry as faults
@@ -233,7 +234,7 @@ def test_other_numbers_of_ranks_than_the_usual_ones_are_judged() -> None:
     for claimed, expected in (({2, 4}, (2, 4)), ({1, 3}, (3,)), ({5, 16}, (5,))):
         domain = SHARDED_CASES.within(replace(SHARDED, world_sizes=claimed))
         assert (domain if isinstance(domain, str) else domain.ranks) == expected
-    assert SHARDED_CASES.within(replace(SHARDED, world_sizes={1})) == "needs the claim world_sizes"
+    assert SHARDED_CASES.within(replace(SHARDED, world_sizes={1})) == NeedsClaim("world_sizes")
 
 
 def test_a_renamed_implementation_runs_on_ranks_too() -> None:

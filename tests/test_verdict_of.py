@@ -11,6 +11,7 @@ import pytest
 
 from mha.conformance import check
 from mha.conformance.cases.case import Case
+from mha.conformance.cases.reasons import NeedsClaim
 from mha.conformance.engine import judge
 from mha.conformance.engine.preconditions import FailedPrecondition
 from mha.conformance.engine.search import Failure, PropertyResult
@@ -67,7 +68,7 @@ def test_results_without_failure_pass_and_are_added_up() -> None:
 
 
 def test_no_cases_are_not_claimed() -> None:
-    needs = PropertyResult(prop=prop_of(), not_applicable="needs the claim masks")
+    needs = PropertyResult(prop=prop_of(), not_applicable=NeedsClaim("masks"))
     discarded = PropertyResult(prop=prop_of(number=2), discard_reason="every row is empty")
     verdict = verdict_of(untested(), [needs, discarded, needs], [])
     assert verdict.status == "not_claimed"
@@ -159,7 +160,7 @@ def test_a_waiver_is_stale_where_nothing_fails() -> None:
 
 
 def test_a_waiver_is_stale_where_nothing_is_judged() -> None:
-    result = PropertyResult(prop=prop_of(), not_applicable="needs the claim masks")
+    result = PropertyResult(prop=prop_of(), not_applicable=NeedsClaim("masks"))
     verdict = verdict_of(untested(), [result], [waiver_of()])
     assert verdict.status == "stale_waiver"
     assert "needs the claim masks" in verdict.message
@@ -176,7 +177,7 @@ def test_few_cases_do_not_make_a_waiver_stale() -> None:
     for waiver in (waiver_of("it is known"), waiver_of("it is known", where="L == 2")):
         verdict = verdict_of(untested(), [passed()], [waiver], few=True)
         assert (verdict.status, verdict.message) == ("pass", "no case that was tried needs its waiver: it is known")
-    unclaimed = PropertyResult(prop=prop_of(), not_applicable="needs the claim masks")
+    unclaimed = PropertyResult(prop=prop_of(), not_applicable=NeedsClaim("masks"))
     assert verdict_of(untested(), [unclaimed], [waiver_of()], few=True).status == "stale_waiver"
 
 

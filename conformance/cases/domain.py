@@ -10,6 +10,7 @@ from typing import Any, Literal
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import LAYOUTS
 from mha.conformance.cases.masks import EXTENTS, GROUPS, OF_NUMBERS
+from mha.conformance.cases.reasons import NeedsClaim, NotApplicable, Reason
 from mha.spec import Claims
 from mha.spec.claims import smallest_from
 from mha.spec.dtypes import TRAITS
@@ -108,15 +109,15 @@ class Domain:
     max_heads: int = 9
     max_length: int = 1 << 16
 
-    def within(self, claims: Claims) -> Domain | str:
-        """Return the nearest domain whose cases are all claimed; if there is none, which claim is missing.
+    def within(self, claims: Claims) -> Domain | Reason:
+        """Return the nearest domain whose cases are all claimed; if there is none, the reason.
 
         >>> Domain(masks=("none", "bias")).within(Claims(masks={"bool"})).masks
         ('none',)
         >>> Domain(inputs=("cross",)).within(Claims(cross_attention=False)).inputs
         ('self',)
-        >>> Domain(masks=("bias",)).within(Claims(masks={"bool"}))
-        'needs the claim masks={"float"}'
+        >>> print(Domain(masks=("bias",)).within(Claims(masks={"bool"})))
+        needs the claim masks={"float"}
         """
         if missing := self._missing(claims):
             return missing
@@ -130,7 +131,7 @@ class Domain:
         }
         for name, levels in kept.items():
             if not levels:
-                return f"needs the claim {CLAIM_OF.get(name, name)}"
+                return NeedsClaim.of(CLAIM_OF.get(name, name))
         return replace(self, **kept)
 
     def _ranks(self, claims: Claims) -> tuple[int, ...]:
@@ -142,26 +143,27 @@ class Domain:
         """Return the domain without the cases on more ranks than that, unless there are no others."""
         return replace(self, ranks=tuple(each for each in self.ranks if each <= ranks) or self.ranks[:1])
 
-    def _missing(self, claims: Claims) -> str:
-        """Return which claim the property needs in every case, in words; empty if nothing is missing."""
+    def _missing(self, claims: Claims) -> Reason | None:
+        """Return what the property needs in every case and is not claimed; None if nothing is missing."""
         if self.plain and claims.always_causal:
-            return "has no form for what is always causal"
+            return NotApplicable("has no form for what is always causal")
         if self.min_heads > max(claims.sizes.n_heads or (self.min_heads,)):
-            return f"needs at least {self.min_heads} heads, and Claims.sizes has fewer"
+            return NotApplicable(f"needs at least {self.min_heads} heads, and Claims.sizes has fewer")
         return self._missing_mask(claims)
 
-    def _missing_mask(self, claims: Claims) -> str:
-        """Return which claim about masks the property needs in every case, in words."""
+    def _missing_mask(self, claims: Claims) -> Reason | None:
+        """Return which claim about masks the property needs in every case."""
         if not (self._combines(claims) or False in self.causal or "none" in self.masks):
-            return "needs the claim causal_with_mask"
+            return NeedsClaim("causal_with_mask")
         needed = set(self.passes)
         if not claims.masks and "none" not in self.masks and not self._causal_mask_only(claims):
-            return "needs the claim masks"
+            return NeedsClaim("masks")
         if set(self.masks) <= set(OF_NUMBERS):
             needed.add("float")
         if not needed <= set(claims.masks):
-            return f"needs the claim masks={{{', '.join(f'{form!r}' for form in sorted(needed))}}}".replace("'", '"')
-        return ""
+            forms = ", ".join(f'"{form}"' for form in sorted(needed))
+            return NeedsClaim("masks", f"{{{forms}}}")
+        return None
 
     def _combines(self, claims: Claims) -> bool:
         """Return whether a causal call may have a mask."""

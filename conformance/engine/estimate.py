@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from time import perf_counter
 
+from mha.conformance.cases.domain import Domain
 from mha.conformance.engine.preconditions import plain_cases
 from mha.conformance.properties.registry import properties
 from mha.conformance.settings import Settings
@@ -44,7 +45,7 @@ def _plain_calls(claims: Claims, settings: Settings) -> int:
     for dtype in dtypes:
         every = limits.float64_every if dtype == "float64" and "float32" in dtypes else 1
         for prop in (prop for clause in settings.judged_clauses for prop in properties()[clause]):
-            if (limits.slow or not prop.slow) and not isinstance(prop.within(claims, dtype), str):
+            if (limits.slow or not prop.slow) and isinstance(prop.within(claims, dtype), Domain):
                 cases = min(prop.max_cases, limits.boundary, ALL_PAIRS) + min(prop.max_cases, limits.examples)
                 cost += PER_PROPERTY + PER_CASE * cases // every
     return cost * len(settings.devices)

@@ -158,7 +158,7 @@ def _call_thrice(session: Session, case: Case) -> None:
 def plain_cases(session: Session, sizes: Sequence[Sizes]) -> Iterator[Case]:
     """Yield cases with each claimed form of mask in each of these sizes, with and without the causal flag."""
     domain = PLAIN.within(session.claims)
-    if isinstance(domain, str):
+    if not isinstance(domain, Domain):
         return
     inputs = CLAIMED_INPUTS[session.claims.cross_attention][0]
     for number, (mask, causal, own) in enumerate(product(domain.masks, domain.causal, sizes)):

@@ -9,6 +9,7 @@ from time import perf_counter
 
 import torch
 
+from mha.conformance.cases.reasons import OTHER_DTYPES, NotApplicable
 from mha.conformance.engine.arguments import arguments_of
 from mha.conformance.engine.diagnosis import diagnose
 from mha.conformance.engine.reproduction import script
@@ -103,8 +104,8 @@ def judge(
     implementation = resolved.implementation
     waivers = waivers_for(settings.waivers_of(implementation), implementation.name, clause, dtype, device)
     verdict = _passed(implementation.name, Task(clause, dtype, device), settings)
-    if reason := _unclaimed(implementation, clause, dtype, device):
-        verdict = replace(verdict, status="not_claimed", message=reason)
+    if unclaimed := _unclaimed(implementation, clause, dtype, device):
+        verdict = replace(verdict, status="not_claimed", message=str(unclaimed), topic=unclaimed.topic)
     elif gpu_is_lost():  # then no call can be waited for, not even on the CPU
         reason = "not judged: this process can no longer use its GPU after an earlier call; mha check replaces it"
         verdict = replace(verdict, status="harness_error", message=reason)
@@ -222,17 +223,18 @@ def verdict_of(
     verdict = replace(verdict, rejections=_rejections(results))
     if waivers:
         return _with_waivers(verdict, results, waivers, few=few, target=target)
-    return replace(verdict, status="pass" if tried else "not_claimed", message=_reasons(results))
+    status: Status = "pass" if tried else "not_claimed"
+    return replace(verdict, status=status, message=_reasons(results), topic="" if tried else _topic(results))
 
 
-def _unclaimed(implementation: Implementation, clause: str, dtype: str, device: str) -> str:
+def _unclaimed(implementation: Implementation, clause: str, dtype: str, device: str) -> NotApplicable | None:
     claims = implementation.claims
     if runs_on_ranks_only(implementation) and not needs_ranks(clause):
-        return "it runs on ranks only; pass unsharded= for what it is without them"
+        return NotApplicable("it runs on ranks only; pass unsharded= for what it is without them")
     if dtype in claims.dtypes and device in claims.devices:
-        return ""
+        return None
     claimed = f"{', '.join(sorted(claims.dtypes))} on {', '.join(sorted(claims.devices))}"
-    return f"{dtype} on {device} is not claimed; claimed: {claimed}"
+    return NotApplicable(f"{dtype} on {device} is not claimed; claimed: {claimed}", OTHER_DTYPES)
 
 
 def _failed(verdict: Verdict, result: PropertyResult, waivers: Sequence[Waiver], *, target: str) -> Verdict:
@@ -332,5 +334,11 @@ def _rejections(results: Sequence[PropertyResult]) -> dict[str, Rejections]:
 
 def _reasons(results: Sequence[PropertyResult]) -> str:
     """Return why properties were not judged, or not on all cases, each reason once."""
-    reasons = (result.not_applicable or (result.note if result.cases else result.discard_reason) for result in results)
-    return "; ".join(dict.fromkeys(filter(None, reasons)))
+    reasons = [result.note if result.cases else result.discard_reason for result in results]
+    texts = [str(result.not_applicable or reason) for result, reason in zip(results, reasons, strict=True)]
+    return "; ".join(dict.fromkeys(filter(None, texts)))
+
+
+def _topic(results: Sequence[PropertyResult]) -> str:
+    """Return what reports count the first reason under."""
+    return next((result.not_applicable.topic for result in results if result.not_applicable), "")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import Domain
 from mha.conformance.cases.parsing import read_case
 from mha.conformance.engine.search import allowed_refusal
 from mha.conformance.harness.errors import AdapterError, Discard, GpuLost, Violation
@@ -74,7 +75,7 @@ def replay_case(implementation: Implementation, clause: str, case: Case, *, viol
     if clause not in properties():
         raise ValueError(f"unknown clause {clause!r}; `mha spec` lists them")
     members = [prop for prop in properties()[clause] if prop.name == violated] or list(properties()[clause])
-    claimed = [p for p in members if not isinstance(p.within(implementation.claims, case.dtype), str)]
+    claimed = [p for p in members if isinstance(p.within(implementation.claims, case.dtype), Domain)]
     inapplicable = None
     for prop in claimed or members:
         replay = _tried(implementation, prop, case)
@@ -86,8 +87,8 @@ def replay_case(implementation: Implementation, clause: str, case: Case, *, viol
 
 def _tried(implementation: Implementation, prop: Property, case: Case) -> Replay:
     domain = prop.within(implementation.claims, case.dtype)
-    if isinstance(domain, str):
-        return Replay("INAPPLICABLE", domain)
+    if not isinstance(domain, Domain):
+        return Replay("INAPPLICABLE", str(domain))
     session = Session(implementation, case)
     try:
         with threads(1), judging(implementation), of_property(prop.function):

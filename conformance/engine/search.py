@@ -15,7 +15,8 @@ from hypothesis.strategies import SearchStrategy
 
 from mha.conformance.cases.boundary import boundary_cases, varied
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import DENSE, CaseSpace
+from mha.conformance.cases.domain import DENSE, CaseSpace, Domain
+from mha.conformance.cases.reasons import NotApplicable, Reason
 from mha.conformance.cases.strategies import drawn_cases, simpler_cases
 from mha.conformance.engine.constants import only_readable_modules
 from mha.conformance.engine.preconditions import (
@@ -65,7 +66,7 @@ class PropertyResult:
     """
 
     prop: Property
-    not_applicable: str = ""
+    not_applicable: Reason | None = None
     cases: tuple[Case, ...] = ()
     discard_reason: str = ""
     failure: Failure | None = None
@@ -97,11 +98,12 @@ def run_property(
     Raises GpuLost if a call ends the use of the GPU by this process.
     """
     domain = prop.within(implementation.claims, dtype)
-    if isinstance(domain, str):
+    if not isinstance(domain, Domain):
         return PropertyResult(prop=prop, not_applicable=domain)
     limits = settings.limits
     if prop.slow and not limits.slow:
-        return PropertyResult(prop=prop, not_applicable=f"{prop.name} is too slow for the profile {settings.profile}")
+        slow = NotApplicable(f"{prop.name} is too slow for the profile {settings.profile}")
+        return PropertyResult(prop=prop, not_applicable=slow)
     domain = domain.up_to(limits.ranks)
     longest = limits.long_rows if domain.scale == "long" else limits.longest
     space = CaseSpace(domain, implementation.claims, dtype, device, longest)

@@ -6,13 +6,13 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 from pkgutil import iter_modules
 
 from mha.conformance.cases.boundary import NO_LIMIT
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import Domain
+from mha.conformance.cases.reasons import NeedsClaim, NotApplicable, OtherDtypes, Reason
 from mha.conformance.harness.session import Session
 from mha.implementations.importing import LOADERS
 from mha.implementations.originals import watch
@@ -59,15 +59,15 @@ class Property:
     may_refuse: bool
     slow: bool
 
-    def within(self, claims: Claims, dtype: str) -> Domain | str:
+    def within(self, claims: Claims, dtype: str) -> Domain | Reason:
         """Return the domain cut down to what is claimed, or why no case is left."""
         for need in self.needs:
             if not is_claimed(claims, need):
-                field, _, value = need.partition("=")
-                excluded = value == "False" and attrgetter(field)(claims) is True
-                return f"does not apply: {field} is claimed" if excluded else f"needs the claim {need}"
+                missing = NeedsClaim.of(need)
+                excluded = missing.value == "False" and getattr(claims, missing.field) is True
+                return NotApplicable(f"does not apply: {missing.field} is claimed") if excluded else missing
         if self.domain.dtypes and dtype not in self.domain.dtypes:
-            return f"applies to {', '.join(self.domain.dtypes)} only"
+            return OtherDtypes(self.domain.dtypes)
         return self.domain.within(claims)
 
     @property

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from textwrap import shorten
 
+from mha.conformance.cases.reasons import OTHER_DTYPES
 from mha.conformance.harness.known_bad.advice import subject_of
 from mha.conformance.results import Rejections, Verdict, status_of
 from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Kind
@@ -25,10 +25,6 @@ SIGNS = {
     "not claimed": ("-", "not claimed"),
 }
 UNJUDGED = ("not_claimed", "blocked")
-# Why a clause was not judged, as `Domain.within`, `Property.within` and the judge put it.
-MISSING_CLAIM = re.compile(r"needs the claim (\w+)")
-OTHER_DTYPES = re.compile(r"applies to .* only")
-UNCLAIMED_DTYPE = re.compile(r" is not claimed(;|$)")
 # In ASCII, for terminals that cannot show the signs.
 PLAIN = {"✗": "x", "✓": "."}
 
@@ -218,11 +214,9 @@ def _reason(worst: Verdict, verdicts: Collection[Verdict]) -> str:
     """Return in a word or two why a clause was not judged: the claim that is missing, where it is one."""
     if worst.blocked_by:
         return f"blocked by {worst.blocked_by}"
-    messages = [verdict.message for verdict in verdicts]
-    first = next((text for text in messages if not UNCLAIMED_DTYPE.search(text)), messages[0]).partition("; ")[0]
-    if claim := MISSING_CLAIM.match(first):
-        return claim[1]
-    return "other dtypes" if OTHER_DTYPES.match(first) or UNCLAIMED_DTYPE.search(first) else shorten(first, 40)
+    own = [verdict for verdict in verdicts if verdict.topic != OTHER_DTYPES]
+    first = next(iter(own), worst)
+    return first.topic or shorten(first.message.partition("; ")[0], 40)
 
 
 def total_rejections(verdicts: Iterable[Verdict]) -> Rejections:
