@@ -29,7 +29,7 @@ pytest: $(READY)
 LATTICE ?= 400
 lattice: $(READY)
 	rm -rf build/lattice
-	LATTICE=$(LATTICE) $(BIN)/pytest tests/lattice $$(grep -lE "fewer_cases|mark.slow" tests/test_*.py) -q -n auto --dist worksteal $(OPTIONS)
+	LATTICE=$(LATTICE) $(BIN)/pytest tests/lattice $$(grep -lE "few(er|est)_cases|mark.(slow|mostly_slow)" tests/test_*.py) -q -n auto --dist worksteal $(OPTIONS)
 	$(BIN)/python tests/lattice/summary.py build/lattice
 
 # Time and memory of all that conforms, on one thread and on all; OPTIONS='-k huge' for 8192 tokens, which takes hours.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -23,11 +24,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what takes long, unless `make lattice` runs it."""
-    if not os.environ.get("LATTICE"):
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="`make lattice` runs it"))
+    """Skip what takes long, and of what is `mostly_slow` all cases but the first, unless `make lattice` runs them."""
+    if os.environ.get("LATTICE"):
+        return
+    seen = Counter[str]()
+    for item in items:
+        test, _, _ = item.nodeid.partition("[")
+        seen[test] += 1
+        mostly = item.get_closest_marker("mostly_slow")
+        if item.get_closest_marker("slow") or (mostly and seen[test] > mostly.args[0]):
+            item.add_marker(pytest.mark.skip(reason="`make lattice` runs it"))
 
 
 @pytest.fixture(autouse=True)
@@ -55,14 +61,25 @@ def unshrunk(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Search, "_worth_shrinking", Search._find_block)
 
 
-@pytest.fixture
-def fewer_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try two cases of each property on a correct class, unless `make lattice` tries all of the quick profile.
+def few(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
+    """Try so many boundary cases of each property, and no random case, unless `make lattice` tries them all.
 
     So few cases are not tried on known-bad answers, which would take as long again and could hardly prove too little;
     tests/test_coverage.py does that.
     """
     if not os.environ.get("LATTICE"):
-        fewer = replace(settings.PROFILES["quick"], boundary=1, examples=0)
+        fewer = replace(settings.PROFILES["quick"], boundary=boundary, examples=0)
         monkeypatch.setitem(settings.PROFILES, "quick", fewer)
         monkeypatch.setattr(Sensitivity, "sample", lambda *_: None)
+
+
+@pytest.fixture
+def fewer_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try a few of the cases of the quick profile, where each property must have one that applies."""
+    few(monkeypatch, boundary=2)
+
+
+@pytest.fixture
+def fewest_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try a case of each property on a class that is right."""
+    few(monkeypatch, boundary=1)

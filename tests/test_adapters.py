@@ -95,6 +95,7 @@ ADAPTED: dict[str, Implementation] = {
 }
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", ADAPTED)
 def test_adapted_implementation_conforms(name: str) -> None:
     report = check(ADAPTED[name], "quick", clauses=CLAUSES, dtypes=["float32"])

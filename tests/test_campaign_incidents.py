@@ -119,6 +119,7 @@ def job_of(folder: Path, name: str) -> Job:
     return job
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -146,6 +147,7 @@ def test_fork_that_goes_on_says_nothing(tmp_path: Path) -> None:
     assert not outcome["stops"]
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a subreaper")
 @pytest.mark.parametrize("name", ["leaving", "dying", "hanging"])
 def test_what_a_job_started_ends_with_it(tmp_path: Path, name: str) -> None:

@@ -370,7 +370,7 @@ def test_varied_cases_are_chosen_by_new_levels_then_two_news_then_order() -> Non
     assert varied(cases, 4) == [first, two_new, replace(first, L=2), two_other]
 
 
-def test_fewer_rows_are_made_where_fewer_cases_are_tried() -> None:
+def test_fewer_rows_are_made_where_fewest_cases_are_tried() -> None:
     domain = Domain(scale="wide", masks=("none", *BOOLEAN), causal=(False, True), layouts=ALL_LAYOUTS)
     space = space_of(domain, 33)
     whole, made = boundary_cases(space), boundary_cases(space, 24)

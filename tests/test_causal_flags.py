@@ -192,6 +192,7 @@ WRONG: dict[Callable[..., Any], str] = {
 }
 
 
+@pytest.mark.mostly_slow(9)
 @pytest.mark.usefixtures("undiagnosed", "unshrunk")
 @pytest.mark.parametrize("written", WRONG, ids=lambda written: written.__name__)
 def test_flag_that_does_not_do_what_it_says_fails(written: Callable[..., Any]) -> None:
@@ -353,7 +354,7 @@ RIGHT: dict[Callable[..., Any], str] = {
 }
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("written", RIGHT, ids=lambda written: written.__name__)
 def test_flag_that_works_is_judged_as_it_is(written: Callable[..., Any]) -> None:
     resolved = as_resolved(written)

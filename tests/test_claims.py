@@ -126,7 +126,8 @@ def check_conforms(cls: type[faults.Correct | faults.Complete], claims: Claims, 
     return [verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")]
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.mostly_slow(10)
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variant_conforms(variant: str) -> None:
     clauses = {clause for clause in properties() if clause.startswith(TESTED_ON.get(variant, ("",)))}
@@ -189,7 +190,7 @@ class NotAModule:
         return Function()
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 def test_plain_function_conforms_and_has_no_state() -> None:
     clauses = [
         clause for clause in properties() if clause.startswith(("CFG", "SHP", "PTH", "GRD", "DRP", "STA", "CMP"))
@@ -285,7 +286,7 @@ def test_casts_that_are_declared_to_drop_bits_are_left_to_the_bound() -> None:
     assert statuses == {"NUM-1": "pass", "NUM-7": "not_claimed", "GRD-8": "not_claimed", "HED-1": "pass"}
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_heads_in_float8_conform_once_that_is_declared(dtype: str) -> None:
     declared = implementation_of(HeadsInFloat8, IN_FLOAT8)

@@ -144,7 +144,7 @@ ADAPTERS: dict[str, Callable[[], Implementation]] = {
 }
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("convention", ADAPTERS)
 def test_convention_is_judged(convention: str) -> None:
     report = check(ADAPTERS[convention](), "quick", clauses=CLAUSES, dtypes=["float32"])
@@ -185,7 +185,7 @@ class Wrapped(nn.Module):
         return self.inner(query, key, value, attn_mask=attn_mask, average_attn_weights=False)
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 def test_masks_of_heads_beside_items_conform() -> None:
     """The causal mask, which is joined to the mask, and masks that all heads share have to be given to each head."""
     wrapped = from_module(
@@ -258,7 +258,7 @@ class NeedsItsMask(Base):
         return self.attend(query, key, value, mask[:, None, None])[0]
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("cls", "row"),
     [

@@ -120,6 +120,7 @@ def expect_verdicts(python: Path | str, folder: Path, file: Path, *arguments: st
         assert line in every.stdout
 
 
+@pytest.mark.slow
 def test_external_package_is_judged_from_a_checkout(package: Path, tmp_path: Path) -> None:
     pip(sys.executable, "install", package, "--target", tmp_path)
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))

@@ -60,7 +60,7 @@ def spies(self: Complete, *rest: Any) -> Output:
     return Complete.attend(self, *rest)
 
 
-@pytest.mark.usefixtures("fewer_cases", "undiagnosed")
+@pytest.mark.usefixtures("fewest_cases", "undiagnosed")
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_no_frame_above_a_call_holds_an_answer(dtype: str) -> None:
     FOUND.clear()

@@ -118,7 +118,7 @@ class HalfModule(nn.Module):
         (brain, {"bfloat16"}, "mask=None"),
     ],
 )
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 def test_kernel_of_few_dtypes_conforms(kernel: Any, dtypes: set[str], declared: str) -> None:
     result = infer_kernel(kernel)
     assert result.implementation.claims.dtypes == dtypes
@@ -147,7 +147,7 @@ def test_kernel_of_half_precision_of_another_formula_is_refused() -> None:
         infer_kernel(unweighted)
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 def test_class_of_half_precision_conforms() -> None:
     result = infer(HalfModule)
     claims = result.implementation.claims

@@ -63,6 +63,7 @@ def test_gradients_of_weights_that_hide_themselves_fail() -> None:
     assert (verdict.status, "but should be" in verdict.message) == ("fail", True), verdict.message
 
 
+@pytest.mark.mostly_slow(9)
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("name", hostile_exceptions.RAISING)
 def test_exception_that_would_steer_the_judge_is_that_of_the_call(name: str) -> None:
@@ -81,6 +82,7 @@ def test_case_is_not_discarded_where_an_attribute_is_looked_at() -> None:
     assert verdicts[0].message.startswith("the call raised Discard: nothing is wrong")
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", ["fails_as_expected", "skips", "ends_the_run", "fails_in_pytest"])
 def test_exceptions_of_pytest_steer_no_run(name: str) -> None:
     done = run("-k", "SHP-1", "-n", "0", "--mha-impl", f"{HOSTILE}_exceptions:{name}", "loop", *QUICK)
@@ -89,6 +91,7 @@ def test_exceptions_of_pytest_steer_no_run(name: str) -> None:
     assert "loop: CONFORMS: 1 answer right" in done.stdout
 
 
+@pytest.mark.mostly_slow(14)
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("name", hostile_changes.CHANGING)
 def test_call_that_changes_the_judge_fails_and_is_undone(name: str) -> None:

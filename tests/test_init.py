@@ -114,6 +114,7 @@ NAMES = (
 )
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_files_run_for_any_file_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

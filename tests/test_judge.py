@@ -82,7 +82,7 @@ def test_report_has_a_verdict_for_each_clause_and_dtype() -> None:
 
 
 @pytest.mark.parametrize("profile", ["quick", "default"])
-def test_float64_takes_fewer_cases_where_float32_runs_too(profile: str) -> None:
+def test_float64_takes_fewest_cases_where_float32_runs_too(profile: str) -> None:
     def examples(claimed: set[str], dtypes: list[str]) -> int:
         claims = replace(faults.correct.claims, dtypes=claimed)
         implementation = replace(faults.correct, claims=claims)

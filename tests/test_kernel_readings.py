@@ -100,7 +100,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
 def test_kernel_is_read_as_it_is_and_conforms(kernel: object) -> None:
     layout, expected = KERNELS[kernel]  # type: ignore[index]  # its keys
@@ -140,7 +140,7 @@ class DotProduct(nn.Module):
         return self.dropout(weights) @ value, weights
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 def test_module_without_sizes_and_weights_is_a_kernel() -> None:
     (resolved,) = resolve(f"{__file__}:DotProduct")
     assert resolved.inference is not None
@@ -175,7 +175,7 @@ def of_one_key_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
     return torch.einsum("bhls,bsd->bhld", scores.softmax(-1), v[:, 0])
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 def test_kernel_may_have_one_key_head_for_all() -> None:
     claims = Claims(masks={"bool"}, multi_query=True, returns_weights=False, empty_row="uniform")
     implementation = from_kernel(of_one_key_head, claims=claims)
@@ -205,7 +205,7 @@ def of_fewer_key_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = No
     return merges(q, k, v, mask)[0].unflatten(-1, (q.shape[1], -1)).transpose(1, 2)
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 def test_fewer_key_heads_are_claimed() -> None:
     implementation = infer_kernel(of_fewer_key_heads).implementation
     assert implementation.claims.grouped_query
@@ -254,7 +254,7 @@ def with_contiguous_gradients(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return OfContiguousGradients.apply(q, k, v)  # type: ignore[no-untyped-call,no-any-return]  # torch's own
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("kernel", "shape"),
     [
@@ -306,7 +306,7 @@ def of_one_head(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None) -> 
     return weights @ V, weights
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 def test_kernel_of_one_head_is_called_for_each() -> None:
     result = infer_kernel(of_one_head)
     assert "Q, K, V, of shape (l, d)  [tested]" in result.report()
@@ -367,7 +367,7 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, block_size: int) -> Tensor:
     return torch.cat([scaled(part, k, v, False, q.shape[-1] ** -0.5) for part in q.split(block_size, 2)], 2)
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("kernel", "row"),
     [(of_one_item, "q, k, v, of shape (l, h, d)  [tested]"), (in_blocks, "block_size=16  [by name]")],

@@ -172,7 +172,7 @@ MODULES: dict[type[faults.Correct], tuple[dict[str, Any], Claims]] = {
 ABOUT_WEIGHTS = ("CFG-5", "HED-1", "GRD-1", "STA-3", "STA-4", "STA-6")
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("cls", MODULES)
 def test_module_conforms(cls: type[faults.Correct]) -> None:
     parameters, claims = MODULES[cls]
@@ -182,7 +182,7 @@ def test_module_conforms(cls: type[faults.Correct]) -> None:
     assert {verdict.status for verdict in report.verdicts} == {"pass"}, report.verdicts
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_class_without_key_bias_conforms(dtype: str) -> None:
     whisper = from_module(Whisper, parameters=WITHOUT_KEY_BIAS, claims=Claims(returns_weights=False))

@@ -237,7 +237,8 @@ class UnknownNames(Heads):
         super().__init__(breadth, parts)
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.mostly_slow(9)
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("cls", "row"),
     [

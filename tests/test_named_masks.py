@@ -118,7 +118,8 @@ class ThreeAxesForItems(Heads):
         return self.of(query, key, value, pairs, None if key_padding_mask is None else key_padding_mask[:, None, None])
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.mostly_slow(4)
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("cls", "row", "judged"),
     [

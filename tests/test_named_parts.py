@@ -184,7 +184,8 @@ class DropsLessThanAll(Heads):
         return output
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.mostly_slow(6)
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("cls", "row", "judged"),
     [

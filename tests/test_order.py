@@ -62,6 +62,7 @@ def runs(target: str) -> list[dict[str, tuple[Any, ...]]]:
     return [what_counts(verdicts) for verdicts in json.loads(done.stdout)]
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks a process for each clause")
 @pytest.mark.parametrize("target", TARGETS)
 def test_order_and_selection_change_no_verdict(target: str) -> None:

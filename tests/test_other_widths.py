@@ -42,7 +42,7 @@ class KeySizeOfAHead(WidthOfAHead):
         super().__init__(model_size, key_size, num_heads)
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("cls", "row"),
     [

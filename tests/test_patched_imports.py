@@ -118,7 +118,7 @@ def statuses(report: Report) -> dict[str, str]:
     return {verdict.clause: verdict.status for verdict in report.verdicts}
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 def test_class_that_relies_on_its_patches_conforms(patching: ModuleType) -> None:
     before = replacements()
     report = check(patching.right, "quick", clauses=CLAUSES, dtypes=["float32"])

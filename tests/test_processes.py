@@ -47,6 +47,7 @@ def limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("name", ENDS)
 def test_process_that_ends_or_blocks_fails_its_clause(limited: Path, name: str) -> None:
     reason, status = ENDS[name]
@@ -106,6 +107,7 @@ IMPORTS = {
 }
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.skipif(sys.platform != "linux", reason="only there are processes forked")
 @pytest.mark.parametrize("verb", ["check", "init"])
 @pytest.mark.parametrize("code", IMPORTS)
@@ -121,6 +123,7 @@ def test_import_that_ends_or_blocks_its_process_is_refused(limited: Path, code: 
 PYTEST = "--pyargs", "mha.conformance", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "SHP-1 or SHP-3"
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="only there is a run forked")
 @pytest.mark.parametrize("name", ["exits_in_c", "runs_another_program", "stops_itself"])
 def test_run_of_pytest_that_vanishes_is_red(limited: Path, name: str) -> None:

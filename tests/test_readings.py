@@ -360,7 +360,7 @@ class Wrapped(registry.Correct):
 
 def test_call_may_return_a_plain_tuple_or_mapping() -> None:
     def call(module: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
-        output, weights = module(query, key, value, options["mask"])
+        output, weights, _ = module(query, key, value, options["mask"])
         return (output, weights, "a cache") if options["need_weights"] else {"attentions": weights, "output": output}
 
     names = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}

@@ -57,7 +57,7 @@ class OfMemory(Attention):
         return self.attend(input, memory, memory, hidden[:, None])
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("cls", "row"),
     [

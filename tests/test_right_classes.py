@@ -86,7 +86,7 @@ CLASSES: dict[type[nn.Module], dict[str, Any]] = {
 CLAUSES = ("SMX-4", "MSK-2", "MSK-8", "GRD-5")
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_class_is_read_as_it_is_and_conforms(cls: type[nn.Module]) -> None:
     result, claims = infer(cls), CLASSES[cls]
@@ -183,7 +183,7 @@ class PaddingForCausality(CausalByDefault):
         return super().forward(x, None if mask is None else mask[:, None, None, :])
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 def test_mask_may_take_the_place_of_the_causal_one() -> None:
     result = infer(CausalByDefault)
     assert is_tested(result)
@@ -257,7 +257,7 @@ class WithoutBroadcastKeys(CausalFromTheEndWithZeros):
 
 
 @pytest.mark.parametrize("clause", ["MSK-5", "MSK-8", "MSK-9", "PTH-2"])
-def test_a_mask_need_not_be_broadcast_over_the_keys(clause: str, fewer_cases: None) -> None:
+def test_a_mask_need_not_be_broadcast_over_the_keys(clause: str, fewest_cases: None) -> None:
     (verdict,) = check(WithoutBroadcastKeys, "quick", clauses=[clause], dtypes=["float32"]).verdicts
     assert verdict.status == "pass", verdict.message
 

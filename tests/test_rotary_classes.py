@@ -159,7 +159,8 @@ class OptionalPositions(Heads):
         return self.of(x, x, hidden_states, attention_mask)
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.mostly_slow(4)
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("cls", "row"),
     [
@@ -178,7 +179,7 @@ def test_class_conforms_without_rotation(cls: type[nn.Module], row: str) -> None
     expect_read(cls, row, "MSK-1")
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 def test_config_that_refuses_valid_sizes_still_refuses_others() -> None:
     expect_read(Rotary, "built as     Rotary(config=config)", "CFG-1")
 
@@ -265,7 +266,7 @@ class OfAConfigOfWidths(nn.Module):
         return output
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 def test_config_of_widths_may_have_an_indivisible_d_model() -> None:
     expect_read(OfAConfigOfWidths, "sizes        the width of a head  [tested]", "HED-1")
 
@@ -280,6 +281,6 @@ class OfADictionary(OfAConfigOfWidths):
         super().__init__(ConfigOfWidths(config["d_model"], config["n_heads"]))
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 def test_dictionary_is_not_a_config_of_another_class() -> None:
     expect_read(OfADictionary, "built as     OfADictionary(config=config)", "CFG-1")

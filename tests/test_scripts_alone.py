@@ -244,11 +244,13 @@ def families() -> Iterator[Any]:
         yield pytest.param(Convention(clause, PLAIN, right, wrong, {"parameters": PATHS, "claims": claims}), id=clause)
 
 
+@pytest.mark.mostly_slow(12)
 @pytest.mark.parametrize("case", list(families()))
 def test_script_of_each_family_needs_the_file_alone(case: Convention, folder: Path, alone: Alone) -> None:
     fails_until_mended(folder, case, script_of(folder, case), alone)
 
 
+@pytest.mark.mostly_slow(6)
 @pytest.mark.parametrize("which", CONVENTIONS)
 def test_script_uses_the_conventions_of_the_author(which: str, folder: Path, alone: Alone) -> None:
     case = CONVENTIONS[which]

@@ -65,7 +65,7 @@ class OtherMaskAlone(TwoMasks):
         return super().forward(x, memory, None if self_mask is None else ~self_mask, cross_mask)
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("cls", "row"),
     [

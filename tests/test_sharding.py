@@ -75,7 +75,7 @@ def build(implementation: Sharded, size: int = 2) -> Any:
     return on_ranks(implementation, size).build(CONFIG, WEIGHTS, dtype=torch.float32, device="cpu")
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("name", OURS)
 def test_ours_conform(name: str) -> None:
     """Also where they are recommended to; on four ranks: `mha check ring --clause DST --mha-profile thorough`."""
@@ -87,7 +87,7 @@ def test_ours_conform(name: str) -> None:
     assert list(statuses.values()).count("pass") >= 6 - len(waived)
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

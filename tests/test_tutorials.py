@@ -29,6 +29,7 @@ def statuses(form: str, dtype: str, clauses: list[str]) -> list[tuple[str, str]]
     return [(verdict.clause, verdict.status) for verdict in report.verdicts]
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.usefixtures("undiagnosed", "unshrunk")
 @pytest.mark.parametrize(("form", "violated", "blocked"), ROWS, ids=[row[0] for row in ROWS])
 def test_table_of_tutorials_is_correct(form: str, violated: str, blocked: str) -> None:

@@ -31,7 +31,7 @@ class MemorySecond(Heads):
         return self.of(x, z, z)
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("cls", "row"),
     [

@@ -89,7 +89,8 @@ CLAIMED = {
 }
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.mostly_slow(3)
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("kernel", LINES)
 def test_kernel_is_judged_in_the_sizes_for_which_it_does_not_raise(kernel: Any) -> None:
     result = infer_kernel(kernel)
@@ -237,7 +238,7 @@ class OfOneShape(nn.Module):
         return self.o(context)  # type: ignore[no-any-return]  # of nn.Module
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 def test_class_of_one_shape_and_common_widths_is_judged_on_them() -> None:
     result = infer(OfOneShape)
     claims = result.implementation.claims
@@ -247,7 +248,7 @@ def test_class_of_one_shape_and_common_widths_is_judged_on_them() -> None:
     assert {verdict.status for verdict in verdicts.verdicts} == {"pass"}
 
 
-@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(("constructor", "tile"), [(OfTiles, 64), (partial(OfTiles, block_size=16), 16)])
 def test_class_of_whole_tiles_is_judged_on_them(constructor: Any, tile: int) -> None:
     result = infer(constructor)

@@ -83,7 +83,7 @@ class RankScript:
             inputs.append(f"mask={given['mask']}{'[..., queries, :]' if self._has_rows(problem) else ''}")
         inputs += ["is_causal=True"] if problem.is_causal else []
         output = "part" if self._is_cut("output") else f"output_{number}"
-        called = f"{output}, _ = attention_{call.build}({', '.join(inputs)})"
+        called = f"{output}, *_ = attention_{call.build}({', '.join(inputs)})"
         code = MODES[call.mode].code.format(device=self.device)
         lines += [f"with {code}:", f"    {called}"] if code else [called]
         if upstream:
