@@ -55,7 +55,7 @@ def policy_of(candidate: Candidate) -> EmptyRow | None:
 
     It may depend on the dtype: a fill with the least number of float32 is -infinity where it is cast down.
     """
-    policies = {_policy(candidate, *trial) for trial in _trials(candidate)}
+    policies = {_policy(candidate, *trial) for trial in trials(candidate)}
     return policies.pop() if len(policies) == 1 else None
 
 
@@ -75,7 +75,7 @@ def _policy(candidate: Candidate, probe: Probe, emptied: Tensor, options: dict[s
     return None if read is None else "uniform" if bool(read[emptied].all()) else "zeros"
 
 
-def _trials(candidate: Candidate) -> Iterator[tuple[Probe, Tensor, dict[str, Any]]]:
+def trials(candidate: Candidate) -> Iterator[tuple[Probe, Tensor, dict[str, Any]]]:
     """Yield probes, which of their rows are left without a key, boolean (B, L), and the options of the call."""
     if candidate.mask:
         probe, causal = candidate.probes[0], candidate.formula.causal

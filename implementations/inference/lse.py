@@ -13,9 +13,10 @@ from torch import Tensor
 
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.empty_rows import trials
 from mha.implementations.inference.probes import is_close
 from mha.spec import Claims, Lse, causal_mask
-from mha.spec.scores import Base, LseDtype, LseLayout
+from mha.spec.scores import Base, EmptyLse, LseDtype, LseLayout
 
 
 def find_lse(candidate: Candidate) -> None:
@@ -31,8 +32,12 @@ def find_lse(candidate: Candidate) -> None:
         tried = replace(candidate, claims=candidate.claims | {"lse": declared})
         lse = _lse_of(tried, inputs)
         if lse is not None and is_close(lse.to(natural.dtype), expected[base]):
-            is_differentiable = _is_differentiable(tried, inputs)
-            candidate.claims["lse"] = replace(declared, dtype=_lse_dtype(tried), gradient=is_differentiable)
+            candidate.claims["lse"] = replace(
+                declared,
+                empty=_empty_lse(tried),
+                dtype=_lse_dtype(tried),
+                gradient=_is_differentiable(tried, inputs),
+            )
             return
     _note_another_result(candidate, inputs)
 
@@ -57,6 +62,21 @@ def _lse_of(candidate: Candidate, inputs: tuple[Tensor, ...]) -> Tensor | None:
     """Return the log-sum-exp (B, H, L) of a call, if there is one of the claimed shape."""
     result = candidate.call_plainly(inputs, return_lse=True)
     return result.lse if result is not None and isinstance(result.lse, Tensor) else None
+
+
+def _empty_lse(candidate: Candidate) -> EmptyLse:
+    """Return the log-sum-exp of a row without a key that is claimed: -infinity, unless trial runs show another policy.
+
+    Where such rows attend to all keys, as to masked ones with the lowest number, it is no matter of the contract.
+    """
+    for probe, emptied, options in trials(candidate):
+        result = candidate.call(probe.inputs, return_lse=True, **options)
+        if result is None or not isinstance(result.lse, Tensor):
+            continue
+        rows = result.lse.transpose(1, 2)[emptied]
+        if rows.numel() and bool((rows == math.inf).all()):
+            return "+inf"
+    return "undefined" if candidate.claims.get("empty_row") == "uniform" else "-inf"
 
 
 def _is_differentiable(candidate: Candidate, inputs: tuple[Tensor, ...]) -> bool:
