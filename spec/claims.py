@@ -281,6 +281,7 @@ class Claims:
             raise ValueError(f"Claims.world_sizes must be a set of positive integers, but is {sizes!r}")
         object.__setattr__(self, "world_sizes", frozenset(sizes))
         self._require_consistency()
+        self._require_types()
         choices = {
             "cross_attention": (True, False, "memory"),
             "causal": (*get_args(Alignment), None),
@@ -295,7 +296,7 @@ class Claims:
                 raise ValueError(f"Claims.{name} must be one of {', '.join(map(repr, allowed))}, but is {value!r}")
 
     def _require_consistency(self) -> None:
-        """Raise ValueError for claims that contradict each other, and for a scale that is not a number."""
+        """Raise ValueError for claims that contradict each other."""
         contradictions = {
             "always_causal needs an alignment, but Claims.causal is None": self.always_causal and self.causal is None,
             "decodes_ragged needs Claims.decodes, but that is False": self.decodes_ragged and not self.decodes,
@@ -308,6 +309,9 @@ class Claims:
         for message, holds in contradictions.items():
             if holds:
                 raise ValueError(f"Claims.{message}")
+
+    def _require_types(self) -> None:
+        """Raise ValueError for a scale that is not a number, and for a log-sum-exp that is not described."""
         if not isinstance(self.lse, Lse | None):
             raise ValueError(f"Claims.lse must be an Lse, or None, but is {self.lse!r}")
         if self.scale is not None and not (isinstance(self.scale, float) and math.isfinite(self.scale) and self.scale):

@@ -145,8 +145,7 @@ def _context(heads: Heads, softmax: Softmax, dp: Tensor, precision: Precision) -
     rounded = relative * (softmax.p + softmax.spread) + softmax.underflow
     # B_o = T1 + T2 + T3 + sum_j (p_j + dp_j) dv_j + n eta_a, then stored: + u_s (|o| + B_o) + eta_s
     radius = t1 + rounded @ v.size + (softmax.p + dp) @ v.rad
-    n = heads.allowed.sum(-1, keepdim=True).clamp(min=1).double()
-    radius = radius + n * units.flush + 2 * others * units.subnormal
+    radius = radius + heads.counts * units.flush + 2 * others * units.subnormal
     exact = Ball(o, radius.masked_fill(empty, 0.0))
     return Ball(o, exact.stored(units).rad.masked_fill(empty, 0.0))
 

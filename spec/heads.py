@@ -73,6 +73,11 @@ class Heads:
         return ~self.allowed
 
     @property
+    def counts(self) -> Tensor:
+        """How many keys each query may attend to, but at least 1, (B, H, L, 1), in float64."""
+        return self.allowed.sum(-1, keepdim=True).clamp(min=1).double()
+
+    @property
     def empty(self) -> Tensor:
         """Boolean (B, H, L, 1): the rows without an allowed key."""
         return ~self.allowed.any(-1, keepdim=True)

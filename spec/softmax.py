@@ -25,7 +25,7 @@ class Softmax:
 
     scores: s, -infinity outside A. score_error: E, 0 outside A.
     p: the weights. w_own: the part of w that the steps of the softmax itself make, w_j - E_j.
-    gap: as in `_own_error`. exponentials: how many are on the way of each key, and of those that share its last axis.
+    gap, exponentials: as in `_own_error`.
     excess: p^+_j - p_j, where p^+ and p^- are the numerators with all errors up or down, over the exact denominator;
         without the error of the sum, which moves all weights of a row together, so that a context feels it whole.
     of_sum: that error, where the sum is stored.
@@ -65,35 +65,32 @@ def softmax_of(heads: Heads, tau: float, precision: Precision) -> Softmax:
     # The gap as computed: m - s_j + E_j + max_l E_l
     gap = (row_max(s).unsqueeze(-1) - s) + score_error + row_max(score_error).unsqueeze(-1)
     rescales = rescales_of(s, rounding)
-    w_own = _own_error(gap, rounding.exponentials + rescales, precision)
+    exponentials = rounding.exponentials + rescales
+    w_own = _own_error(gap, exponentials, precision)
     # w_j = E_j + w_own_j;  p^+_j = p_j exp(w_j), p^-_j = p_j exp(-w_j)
     w = (score_error + w_own).masked_fill(forbidden, 0.0)
     of_sum = _stored_steps(own, rounding)
     p, upper, lower = log_p.exp(), (log_p + w).exp(), (log_p - w).exp()
     # A numerator that underflows is lost before the division, and the denominator is 1 / max_l p^+_l or more:
-    # lost = (eta_a + eta_s [softmax stored]) max_l p^+_l;  p^+_j += lost, p^-_j -= lost
-    eta = own.flush + (units.subnormal if rounding.softmax_stored else 0.0)
+    # lost = eta max_l p^+_l;  p^+_j += lost, p^-_j -= lost
+    eta = _lost_numerator(precision)
     lost = (eta * row_max(upper).unsqueeze(-1)).masked_fill(forbidden, 0.0)
     upper, lower = upper + lost, (lower - lost).clamp(min=0.0)
     least, most = (total.sum(-1, keepdim=True).clamp(min=own.flush) for total in (lower, upper))
-    n = heads.allowed.sum(-1, keepdim=True).clamp(min=1).double()
-    gamma, products = own.gammas(n), own.of_products(n)
     # spread_j = max(p^+_j / sum_l p^-_l - p_j, p_j - p^-_j / sum_l p^+_l)
     spread, moved = torch.maximum(upper / least - p, p - lower / most), None
     if w.numel() and float(w.max()) > LARGE_ERROR:
-        apart, moved = _moved(log_p, w, w_own, (1 + n) * eta)
+        apart, moved = _moved(log_p, w, w_own, (1 + heads.counts) * eta)
         spread = torch.minimum(spread.nan_to_num(nan=1.0), apart)
         spread, moved = (x.masked_fill(forbidden, 0.0) for x in (spread, moved))
-    if rounding.log_normaliser:
-        drift, apart = _errors_of_normaliser(p + spread, gap, rescales, max_score, precision)
-        gamma, products = compound(gamma, drift), compound(products, drift, apart)
+    gamma, products = _of_sums(heads, p + spread, gap, rescales, max_score, precision)
     return Softmax(
         scores=s,
         score_error=score_error,
         p=p,
         w_own=w_own,
         gap=gap,
-        exponentials=rounding.exponentials + rescales,
+        exponentials=exponentials,
         excess=(log_p + (w - of_sum)).exp() + lost - p,
         of_sum=of_sum,
         least=least,
@@ -108,20 +105,30 @@ def softmax_of(heads: Heads, tau: float, precision: Precision) -> Softmax:
     )
 
 
-def _errors_of_normaliser(
-    p: Tensor, gap: Tensor, rescales: Tensor, max_score: Tensor, precision: Precision
-) -> tuple[Tensor, Tensor]:
-    """Return by how much the weights of a row may all be off, (B, H, L, 1): by its normaliser, and by its exponentials.
+def _lost_numerator(precision: Precision) -> float:
+    """Return eta, what a numerator may lose that underflows: eta_a + eta_s [softmax stored]."""
+    return precision.softmax.flush + (precision.units.subnormal if precision.rounding.softmax_stored else 0.0)
 
-    p, gap, rescales: as in `made_twice` and `_own_error`. max_score: as in `Attended`.
+
+def _of_sums(
+    heads: Heads, p: Tensor, gap: Tensor, rescales: Tensor, max_score: Tensor, precision: Precision
+) -> tuple[Tensor, Tensor]:
+    """Return gamma, and the relative error of the products with the values, (B, H, L, 1).
+
+    Where there is a normaliser, they have its error too, and the products that of exponentials which are not those of
+    the sum. p, gap, rescales: as in `made_twice` and `_own_error`. max_score: as in `Attended`.
     """
-    rounding, keys = precision.rounding, gap.shape[-1]
-    drift = normaliser_error(max_score, keys, precision.softmax.accumulate, rounding.merges)
+    own, rounding, keys = precision.softmax, precision.rounding, gap.shape[-1]
+    gamma, products = own.gammas(heads.counts), own.of_products(heads.counts)
+    if not rounding.log_normaliser:
+        return gamma, products
+    drift = normaliser_error(max_score, keys, own.accumulate, rounding.merges)
     # Of a weight: its own exponential, and that of each merge; of its part of the sum: as many, and those of a running
     # maximum. What is made so is not stored.
     of_each = 1 + rounding.merges + rescales / 2
     in_accumulator = replace(precision, rounding=replace(rounding, softmax_stored=False))
-    return drift, made_twice(p, gap, of_each, in_accumulator)
+    apart = made_twice(p, gap, of_each, in_accumulator)
+    return compound(gamma, drift), compound(products, drift, apart)
 
 
 def made_twice(p: Tensor, gap: Tensor, exponentials: Tensor, precision: Precision) -> Tensor:
@@ -279,7 +286,7 @@ def log_sum_exp(heads: Heads, softmax: Softmax, precision: Precision) -> Ball:
     # Scores that are all too large, or all too small, by E_j
     moved = torch.maximum((s + error).logsumexp(-1) - lse, lse - (s - error).logsumexp(-1))
     # A sum that is wrong by r: sum_j p_j (exp(w_own_j) - 1) (+) gamma(n) (+) n eta_a, and of_sum, if it is stored
-    n = heads.allowed.sum(-1).clamp(min=1).double()
+    n = heads.counts.squeeze(-1)
     of_terms = (softmax.p * softmax.w_own.clamp(max=LARGEST_LOG).expm1()).sum(-1)
     r = compound(of_terms, own.gammas(n), softmax.of_sum) + n * own.flush
     of_sum = -torch.log1p(-r.clamp(max=1.0))

@@ -187,13 +187,8 @@ class KernelWriter(Writer):
         self, step: CallStep, adapted: KernelAttention, recorder: Recorder, output: Any, query: Tensor
     ) -> list[str]:
         """Return the lines of the call, of what is taken of its result, and of the output."""
-        context, weights = f"context_{step.number}", f"weights_{step.number}"
-        wanted = {context: output.output}
-        if self.mentions(weights) and output.weights is not None:
-            wanted[weights] = output.weights
-        lse = f"lse_{step.number}"
-        if self.mentions(lse) and output.lse is not None:
-            wanted[lse] = output.lse
+        context, lse = f"context_{step.number}", f"lse_{step.number}"
+        wanted = {context: output.output, **self._mentioned(step, output)}
         if adapted.axes.one_by_one and not isinstance(recorder.returned, Tensor):
             raise InexpressibleError("its kernel returns several tensors for each head")
         lines = taken(recorder.code, recorder.returned, wanted)
@@ -201,15 +196,25 @@ class KernelWriter(Writer):
             lines += _with_hook(context, self.adapter.contiguous)
         known = {"h": adapted.config.n_heads}
         joined = rearranged(context, adapted.axes.context, "b l (h d)", known)
-        if lse in wanted and self.adapter.claims.lse is not None:
-            lines.append(f"{lse} = {rearranged(lse, self.adapter.claims.lse.layout, 'b h l', known)}")
+        declared = self.adapter.claims.lse
+        if declared and lse in wanted:
+            lines.append(f"{lse} = {rearranged(lse, declared.layout, 'b h l', known)}")
         if self.heads_alone and adapted.config.projected:
-            adapted_weights = self.builds[step.build].weights
-            for name in ("w_o", "b_o"):
-                value = getattr(adapted_weights, name)
-                if value is not None:
-                    name_tensor(value, f"{name}_{step.build}", self.names, lines)
+            self._name_output_weights(step, lines)
         return [*lines, f"output_{step.number} = {self._project(step, joined, 'o')}"]
+
+    def _mentioned(self, step: CallStep, output: Any) -> dict[str, Any]:
+        """Return what else the call returned and the script mentions, by its names."""
+        others = {f"weights_{step.number}": output.weights, f"lse_{step.number}": output.lse}
+        return {name: x for name, x in others.items() if x is not None and self.mentions(name)}
+
+    def _name_output_weights(self, step: CallStep, lines: list[str]) -> None:
+        """Add the lines that give the weights of the output projection."""
+        adapted_weights = self.builds[step.build].weights
+        for name in ("w_o", "b_o"):
+            value = getattr(adapted_weights, name)
+            if value is not None:
+                name_tensor(value, f"{name}_{step.build}", self.names, lines)
 
     def weight_gradient(self, number: int, name: str) -> str:
         """Return the code of the gradient of a weight of the projections."""

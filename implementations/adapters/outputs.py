@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -36,13 +36,29 @@ def as_output(
     tensors = [value for value in held if isinstance(value, Tensor)]
     if not tensors:
         return Output(returned)
-    output = next((tensor for tensor in tensors if tensor.shape == shape), tensors[0])
+    output = _output_among(tensors, shape)
     others = [tensor for tensor in tensors if tensor is not output]
-    axes = len(lse.layout.replace("(b h)", "b").split()) if lse else None
-    of_rows = next((tensor for tensor in others if tensor.ndim == axes), None)
-    if weights is not None:
-        return Output(output, held[weights] if weights < len(held) else None, of_rows)
-    return Output(output, next((tensor for tensor in others if tensor is not of_rows), None), of_rows)
+    of_rows = _log_sum_exp(others, lse)
+    if weights is None:
+        return Output(output, _first(tensor for tensor in others if tensor is not of_rows), of_rows)
+    return Output(output, held[weights] if weights < len(held) else None, of_rows)
+
+
+def _first(tensors: Iterable[Tensor]) -> Tensor | None:
+    return next(iter(tensors), None)
+
+
+def _output_among(tensors: Sequence[Tensor], shape: torch.Size | None) -> Tensor:
+    """Return the first tensor of the shape of the query, or else the first one."""
+    return next((tensor for tensor in tensors if tensor.shape == shape), tensors[0])
+
+
+def _log_sum_exp(tensors: Sequence[Tensor], lse: Lse | None) -> Tensor | None:
+    """Return the first of these with as many axes as a log-sum-exp, if one is claimed."""
+    if lse is None:
+        return None
+    axes = len(lse.layout.replace("(b h)", "b").split())
+    return _first(tensor for tensor in tensors if tensor.ndim == axes)
 
 
 def _held(returned: Any) -> Collection[Any]:

@@ -102,8 +102,6 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
     if "scores" in candidate.claims:
         kind = {"any": "any number", "positive": "positive numbers"}[candidate.claims["scores"].scale]
         rows.append(Row("scale", f"{candidate.signature.scale} multiplies the scores; {kind}", "tested"))
-    if "lse" in candidate.claims:
-        rows.append(Row("lse", _lse(candidate), "tested"))
     rows += _options(candidate)
     rows.append(Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"))
     if "rounding" in candidate.claims:
@@ -192,8 +190,10 @@ def _rounding(rounding: Rounding) -> str:
 
 
 def _lse(candidate: Candidate) -> str:
-    """Return what is claimed about the log-sum-exp."""
-    declared, asked = candidate.claims["lse"], candidate.signature.return_lse
+    """Return what is claimed about the log-sum-exp, if it is."""
+    declared, asked = candidate.claims.get("lse"), candidate.signature.return_lse
+    if declared is None:
+        return ""
     base = "the natural one" if declared.base == "e" else "to base 2"
     how = f"returned with {asked}" if asked else "returned"
     history = "it can be differentiated" if declared.gradient else "without a gradient"
@@ -209,7 +209,7 @@ WIDTHS |= {"value_width": "values of a width of their own", "multi_query": "one 
 
 def _options(candidate: Candidate) -> list[Row]:
     """Return the rows about what the constructor takes beside the sizes."""
-    found: dict[str, str] = {}
+    found = {"lse": _lse(candidate)}
     if dropout := candidate.claims.get("dropout"):
         found["dropout"] = f"drops {DROPPED[dropout]} in training"
     elif candidate.drops_otherwise:
