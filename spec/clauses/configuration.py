@@ -167,7 +167,7 @@ CLAUSES: tuple[Clause, ...] = (
         kind="conduct",
         title="Construction on any device, in any dtype",
         statement=(
-            'Constructed under `torch.device("meta")`, a module gives the right results after `to_empty` and '
+            'Constructed under `torch.device("meta")`, a module gives the same results after `to_empty` and '
             "`load_state_dict`. A `dtype` and a `device` that its constructor takes are those of all its parameters."
         ),
         why=(
