@@ -21,7 +21,7 @@ from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import refuses
+from mha.conformance.properties.shared import has_empty_row, refuses
 from mha.spec import Lse, Options, Problem
 from mha.spec.bounds import Ball
 from mha.spec.problem import INPUTS
@@ -104,16 +104,16 @@ def _reading_of(lse: RecordedTensor, expected: Ball, declared: Lse) -> str:
 def the_log_sum_exp_has_its_gradient(session: Session, case: Case) -> None:
     """The gradients of a loss of output and log-sum-exp are within the bound of the oracle's."""
     problem = case.problem(options=ASKED)
+    assume(not has_empty_row(session, problem), "a row is empty, whose log-sum-exp is infinite")
     upstream = session.upstream(problem)
-    shape = problem.shape[:3]
-    upstream_lse = torch.randint(-2, 3, shape, generator=case.generator).to(problem.query.device, torch.float64)
+    drawn = torch.randint(-2, 3, problem.shape[:3], generator=case.generator)
+    upstream_lse = drawn.to(problem.query.device, torch.float64)
     leaves = problem.map_inputs(leaf_of)
     result = session.forward_all(leaves)
     assert result.lse is not None
     with guarded("backward() of output and log-sum-exp"):
-        differentiate(
-            result.output.tensor, upstream, others=[(result.lse.tensor, upstream_lse.to(result.lse.tensor.dtype))]
-        )
+        of_lse = upstream_lse.to(result.lse.tensor.dtype)
+        differentiate(result.output.tensor, upstream, others=[(result.lse.tensor, of_lse)])
     expected = session.expected_gradients(problem, upstream, upstream_lse)
     for name in (name for name in INPUTS if name in expected):
         leaf = getattr(leaves, name)

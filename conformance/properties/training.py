@@ -69,7 +69,7 @@ def _change(use_reentrant: bool) -> Callable[[Any], Any]:
 
 @property_of("CMP-5", TRAINING, needs=("composes=checkpoint", "gradients"), requires="HED-1", max_cases=10)
 def checkpointing_changes_nothing(session: Session, case: Case) -> None:
-    """Outputs and gradients of a checkpointed call are the oracle's; with dropout, those of a plain call."""
+    """Outputs and gradients of a checkpointed call are the oracle's."""
     problem = case.problem()
     upstream = session.upstream(problem)
     for use_reentrant in (False, True):
