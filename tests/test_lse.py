@@ -12,7 +12,7 @@ from torch import Tensor
 from mha.conformance import check
 from mha.implementations import from_kernel
 from mha.implementations.inference.kernels import infer_kernel
-from mha.spec import Claims, Lse
+from mha.spec import Claims, Lse, Sizes
 
 Results = tuple[Tensor, Tensor]
 
@@ -143,3 +143,26 @@ def test_values_of_their_own_width_are_claimed_as_trial_runs_show(kernel: Callab
     )
     (verdict,) = check(declared, "quick", clauses=["VAL-1"], dtypes="float32").verdicts
     assert verdict.status == ("pass" if kernel is takes_own_width else "fail")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pairs"),
+    [
+        (Sizes(head_dims={8, 16}), {(8, 16), (16, 8)}),
+        (Sizes(head_dim_multiple=4, max_head_dim=8), {(4, 8), (8, 4)}),
+        (Sizes(head_dim_pairs={(8, 4), (24, 16)}), {(8, 4), (24, 16)}),
+    ],
+)
+def test_values_have_widths_that_are_claimed(sizes: Sizes, pairs: set[tuple[int, int]]) -> None:
+    called = set()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        called.add((q.shape[-1], v.shape[-1]))
+        return natural(q, k, v)[0]
+
+    claims = Claims(masks=(), causal=None, returns_weights=False, value_width=True, sizes=sizes)
+    implementation = from_kernel(attend, mask=None, claims=claims)
+    (verdict,) = check(implementation, "quick", clauses=["VAL-1"], dtypes="float32").verdicts
+    assert verdict.status == "pass"
+    assert {(d_k, d_v) for d_k, d_v in called if d_k != d_v} <= pairs
+    assert called & pairs

@@ -167,9 +167,14 @@ def own_head_dim(case: Case, claims: Claims) -> Config:
     Up to 2 is added to d_model, so that `n_heads` need not divide it.
     """
     d_model = case.config.d_model + case.seed % 3
-    widths = sorted({claims.sizes.fit_head_dim(width) for width in claims.sizes.head_dims or OWN_WIDTHS})
+    widths = _claimed_widths(claims)
     others = [width for width in widths if width * case.n_heads != d_model] or widths
     return replace(case.config, d_model=d_model, d_head=others[case.seed // 3 % len(others)])
+
+
+def _claimed_widths(claims: Claims) -> list[int]:
+    """Return widths of heads that are claimed, the smallest first."""
+    return sorted({claims.sizes.fit_head_dim(width) for width in claims.sizes.head_dims or OWN_WIDTHS})
 
 
 def own_value_width(case: Case, claims: Claims) -> Config:
@@ -178,7 +183,8 @@ def own_value_width(case: Case, claims: Claims) -> Config:
     if pairs:
         d_head, d_value = pairs[case.seed % len(pairs)]
         return replace(replace(case, head_dim=d_head).config, d_value=d_value)
-    others = [width for width in OWN_WIDTHS if width != case.head_dim]
+    widths = _claimed_widths(claims)
+    others = [width for width in widths if width != case.head_dim] or widths
     return replace(case.config, d_value=others[case.seed % len(others)])
 
 
