@@ -65,7 +65,8 @@ class Blended:
     @property
     def claims(self) -> Claims:
         """Those of the faulty class, without what a blend does not do."""
-        return replace(self.faulty.claims, decodes=False, decodes_ragged=False, composes=frozenset())
+        never = {"decodes": False, "decodes_ragged": False, "cache_edits": (), "composes": (), "lse": None}
+        return replace(self.faulty.claims, **never)
 
     def build(self, config: Config, weights: Weights, **options: Any) -> Blend:
         """Build both classes."""
