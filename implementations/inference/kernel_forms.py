@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from functools import partial
+from dataclasses import replace
+from functools import partial, wraps
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from mha.implementations.adapters.construction import makes_modules
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES, VARIADIC
@@ -16,6 +17,7 @@ from mha.implementations.adapters.kernel import function_of
 from mha.implementations.adapters.names import NEUTRAL_MEANING, words_of
 from mha.implementations.adapters.signature import input_names, required_inputs
 from mha.implementations.errors import ImplementationError
+from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.projections import role_of
 from mha.implementations.pristine import as_found
 
@@ -44,6 +46,19 @@ def kernel_maker(constructor: Callable[..., Any]) -> Callable[[], nn.Module] | N
         if takes_heads and not [*module.parameters()]:
             return partial(constructor, **dropout)
     return None
+
+
+def results_of(candidate: Candidate, inputs: tuple[Tensor, ...], **options: Any) -> list[Any]:
+    """Return what a kernel itself returns in a trial run, each time that its adapter calls it."""
+    results = []
+
+    @wraps(function_of(candidate.constructor))
+    def attend(*given: Any, **named: Any) -> Any:
+        results.append(candidate.constructor(*given, **named))
+        return results[-1]
+
+    replace(candidate, constructor=attend).call_plainly(inputs, **options)
+    return results
 
 
 def code_of(made: Callable[..., nn.Module], label: str) -> str:

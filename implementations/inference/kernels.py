@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from time import process_time
 from typing import Any, Literal
 
@@ -18,7 +18,6 @@ from mha.implementations.adapters.kernel import (
     KernelAxes,
     KernelImplementation,
     from_kernel,
-    function_of,
 )
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.signature import Signature
@@ -30,7 +29,13 @@ from mha.implementations.inference.declaration import declaration_of
 from mha.implementations.inference.describe import Row, shared_rows
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.infer import Inference
-from mha.implementations.inference.kernel_forms import PACKED_INPUTS, code_of, require_inputs, required_names
+from mha.implementations.inference.kernel_forms import (
+    PACKED_INPUTS,
+    code_of,
+    require_inputs,
+    required_names,
+    results_of,
+)
 from mha.implementations.inference.lse import find_lse
 from mha.implementations.inference.masks import with_masks
 from mha.implementations.inference.nearest import find_formula, outputs_of
@@ -315,14 +320,7 @@ def _raises_unless_contiguous(candidate: KernelCandidate) -> bool:
 
 def _is_forward_only(candidate: KernelCandidate) -> bool:
     """Return whether what a kernel of a GPU returns has no gradient, as one that is not for training."""
-    results = []
-
-    @wraps(function_of(candidate.constructor))
-    def attend(*inputs: Any, **options: Any) -> Any:
-        results.append(candidate.constructor(*inputs, **options))
-        return results[-1]
-
-    replace(candidate, constructor=attend).call_plainly(candidate.probes[0].inputs)
+    results = results_of(candidate, candidate.probes[0].inputs)
     returned = [x for each in results for x in as_output(each) if isinstance(x, Tensor)]
     return bool(returned) and not any(x.requires_grad for x in returned)
 

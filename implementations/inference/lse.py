@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import wraps
 from itertools import product
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import trials
+from mha.implementations.inference.kernel_forms import results_of
 from mha.implementations.inference.probes import is_close
 from mha.spec import Claims, Lse, causal_mask
 from mha.spec.scores import Base, EmptyLse, LseDtype, LseLayout
@@ -22,16 +22,18 @@ from mha.spec.scores import Base, EmptyLse, LseDtype, LseLayout
 def find_lse(candidate: Candidate) -> None:
     """Claim a log-sum-exp, if a kernel returns that of the scores beside its context, in the form that it has."""
     query, key, _ = inputs = candidate.probes[0].inputs
+    if all(as_output(returned).weights is None for returned in results_of(candidate, inputs, return_lse=True)):
+        return  # it returns nothing beside the context
     natural = candidate.formula.scores(query, key, candidate.weights)
     if candidate.plainly_causal and candidate.formula.causal:
         allowed = causal_mask(natural.shape[2], natural.shape[3], candidate.formula.causal)
         natural = natural.masked_fill(~allowed, -math.inf)
-    expected = {"e": natural.logsumexp(-1), "2": natural.logsumexp(-1) / math.log(2)}
+    natural_lse = natural.logsumexp(-1)
     for layout, base in product(get_args(LseLayout), get_args(Base)):
         declared = Lse(base=base, layout=layout)
         tried = replace(candidate, claims=candidate.claims | {"lse": declared})
         lse = _lse_of(tried, inputs)
-        if lse is not None and is_close(lse.to(natural.dtype), expected[base]):
+        if lse is not None and is_close(lse.to(natural.dtype), natural_lse / declared.log_base):
             candidate.claims["lse"] = replace(
                 declared,
                 empty=_empty_lse(tried),
@@ -52,9 +54,7 @@ def _note_another_result(candidate: Candidate, inputs: tuple[Tensor, ...]) -> No
             candidate.claims["lse"] = declared
         else:
             axes = layout.replace(" ", ", ")
-            candidate.beside = (
-                candidate.beside or f"(beside the context is one of ({axes}), no log-sum-exp: not judged)"
-            )
+            candidate.beside = candidate.beside or f"(a second result of shape ({axes}) is no log-sum-exp: not judged)"
         return
 
 
@@ -81,14 +81,7 @@ def _empty_lse(candidate: Candidate) -> EmptyLse:
 
 def _is_differentiable(candidate: Candidate, inputs: tuple[Tensor, ...]) -> bool:
     """Return whether the log-sum-exp of a call has a history."""
-    results = []
-
-    @wraps(candidate.constructor)
-    def attend(*given: Any, **options: Any) -> Any:
-        results.append(candidate.constructor(*given, **options))
-        return results[-1]
-
-    _lse_of(replace(candidate, constructor=attend), inputs)
+    results = results_of(candidate, inputs, return_lse=True)
     found = [as_output(returned, lse=candidate.claims["lse"]).lse for returned in results]
     return any(lse is not None and lse.requires_grad for lse in found)
 
