@@ -27,7 +27,6 @@ Numerical Algorithms, 2nd ed., 2002, chapter 3. The symbols are those of `mha.sp
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -40,6 +39,7 @@ from mha.spec.core import blocks_of_queries
 from mha.spec.forward import Expected, oracle
 from mha.spec.heads import Precision
 from mha.spec.problem import INPUTS, Problem
+from mha.spec.scores import Lse
 from mha.spec.softmax import normaliser_error
 
 # Roundings of dP and of D on their way to dS: at most four operations (the backward pass of exp, sum and division), and
@@ -134,7 +134,9 @@ def gradients(
         d_context = _input_gradient(arriving, given.w_o, terms, pieces, units)
     core = _core_of(problem, claims, expected, _split(context, config), _split(d_context, config), precision)
     if upstream_lse is not None:
-        core = replace(core, d_lse=_natural(upstream_lse, claims).unsqueeze(-1))
+        # That of the natural log-sum-exp
+        d_lse = upstream_lse.double() / (claims.lse or Lse()).log_base
+        core = replace(core, d_lse=d_lse.unsqueeze(-1))
     d_scores = _score_gradients_in_blocks(core, precision)
     if problem.mask is not None and problem.mask.is_floating_point():
         keys = slice(problem.shape[3])
@@ -143,12 +145,6 @@ def gradients(
         found |= _projection_gradients(problem, name, part, core.allowed, precision)
     names = (*INPUTS, *(name for name, _ in given.named()), "mask")
     return {name: found[name] for name in names if name in found}
-
-
-def _natural(upstream_lse: Tensor, claims: Claims) -> Tensor:
-    """Return the gradient of the natural log-sum-exp, for that of the claimed base."""
-    base = 2.0 if claims.lse is not None and claims.lse.base == "2" else math.e
-    return upstream_lse.double() / math.log(base)
 
 
 def sum_shared(problem: Problem, found: dict[str, Ball]) -> dict[str, Ball]:
@@ -227,12 +223,12 @@ def _score_gradients(core: _Core, precision: Precision) -> Ball:
     rad_d = rad_d + gamma * total + (u + core.drift) * (d.abs() + rad_d) + lost
     # rad (dP - D) = rad dP + rad D + 8 u (|dP| + |D|)
     size = size + (d.abs() + rad_d)
-    # dS = P (dP - D + dlse), where the gradient of the log-sum-exp is given, and rounded to another base
-    d_lse = torch.zeros_like(d) if core.d_lse is None else core.d_lse
-    size = size + d_lse.abs()
+    difference = d_p.mid - d
+    if core.d_lse is not None:
+        # dS = P (dP - D + dlse); dlse may be rounded to another base
+        difference, size = difference + core.d_lse, size + core.d_lse.abs()
     rad_difference = rad_dp + rad_d + SOFTMAX_STEPS * u * size
     # rad dS = rad P (|dP - D| + rad (dP - D)) + P rad (dP - D) + lost
-    difference = d_p.mid - d + d_lse
     rad = core.weights.rad * (difference.abs() + rad_difference) + p * rad_difference + lost
     if p.shape[-1]:
         # The maximum of a row, where it is differentiated, gets rowsum(dS), which is 0 except for rounding.

@@ -7,7 +7,6 @@ assumptions and has the contexts, `mha.spec.softmax` has the weights; the projec
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -112,8 +111,8 @@ def _declared_lse(natural: Ball, problem: Problem, claims: Claims) -> Ball:
     lse = natural
     if declared.base == "2":
         # A factor that is rounded, and its product
-        mid = natural.mid / math.log(2)
-        lse = Ball(mid, natural.rad / math.log(2) + 2 * units_of(problem.query.dtype).accumulate * mid.abs())
+        mid = natural.mid / declared.log_base
+        lse = Ball(mid, natural.rad / declared.log_base + 2 * units_of(problem.query.dtype).accumulate * mid.abs())
     lse = lse.stored(units_of(declared.dtypes_for(problem.query.dtype)[0]))
     empty = problem.empty_rows(claims.causal)
     if declared.empty == "undefined":

@@ -263,7 +263,7 @@ class _Maker:
         own = 3 * u_a * gap + exponentials * (rounding.exponential(half=True) + 4) * u_a
         self.places["score"].own += own
         # Where the weights are not made of the exponentials of the sum, a row may be off as a whole.
-        self.apart = 2 * (p * own).sum(-1, keepdim=True) if rounding.log_normaliser else torch.zeros_like(total)
+        self.apart = (p * own).sum(-1, keepdim=True)
         # The largest exponential of a row is 1 and the weight of an only key is 1, without rounding.
         copies = torch.where(e == 1, copies_of(p), torch.maximum(copies_of(p), copies_of(e)))
         if rounding.softmax_stored:
@@ -281,7 +281,7 @@ class _Maker:
         gamma = self.units.gammas(allowed.sum(-1, keepdim=True).clamp(min=1).double())
         if self.rounding.log_normaliser:
             u_a, merges = self.units.accumulate, self.rounding.merges
-            gamma = gamma + normaliser_error(self.largest, value.shape[2], u_a, merges) + self.apart / 2
+            gamma = gamma + normaliser_error(self.largest, value.shape[2], u_a, merges) + self.apart
         # (2 gamma(n) + 4 u_a) sum_j p_j |v_j|
         place.own += (2 * gamma + 4 * self.units.accumulate) * (p @ value.abs())
         self._stored("context", copies_of(context), (context, 1.0))

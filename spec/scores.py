@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -68,6 +69,15 @@ class Lse:
             if getattr(self, name) not in get_args(known):
                 options = ", ".join(map(repr, get_args(known)))
                 raise ValueError(f"Lse.{name} must be one of {options}, but is {getattr(self, name)!r}")
+
+    @property
+    def log_base(self) -> float:
+        """What a natural log-sum-exp is divided by.
+
+        >>> Lse().log_base
+        1.0
+        """
+        return math.log(2) if self.base == "2" else 1.0
 
     def dtypes_for(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
         """Return the dtypes that it may have for inputs in another one, the least accurate first.

@@ -119,7 +119,8 @@ def _of_sums(
     the sum. p, gap, rescales: as in `made_twice` and `_own_error`. max_score: as in `Attended`.
     """
     own, rounding, keys = precision.softmax, precision.rounding, gap.shape[-1]
-    gamma, products = own.gammas(heads.counts), own.of_products(heads.counts)
+    n = heads.counts
+    gamma, products = own.gammas(n), own.of_products(n)
     if not rounding.log_normaliser:
         return gamma, products
     drift = normaliser_error(max_score, keys, own.accumulate, rounding.merges)

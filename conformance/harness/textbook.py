@@ -154,8 +154,7 @@ class TextbookAttention(nn.Module):
     def log_sum_exp(self, scores: Tensor, allowed: Tensor, query: Tensor) -> Tensor:
         """Return the log-sum-exp of each row, (B, H, L), as the claims have it."""
         declared = self.claims.lse or Lse()
-        lse = scores.masked_fill(~allowed, -math.inf).logsumexp(-1)
-        lse = lse / math.log(2) if declared.base == "2" else lse
+        lse = scores.masked_fill(~allowed, -math.inf).logsumexp(-1) / declared.log_base
         lse = lse.masked_fill(~allowed.any(-1), math.inf) if declared.empty == "+inf" else lse
         return lse.to(declared.dtypes_for(query.dtype)[-1])
 

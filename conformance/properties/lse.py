@@ -21,14 +21,13 @@ from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import has_empty_row, refuses
+from mha.conformance.properties.shared import has_empty_row, input_gradients, refuses
 from mha.spec import Lse, Options, Problem
 from mha.spec.bounds import Ball
-from mha.spec.problem import INPUTS
 
 ASKED = Options(return_lse=True)
 OF_ALL_MASKS = Domain(masks=("none", *BOOLEAN, *FLOAT, *EMPTY), causal=BOTH, values=(*MODERATE, "large"))
-# What a wrong log-sum-exp may be, made of the right one, (B, H, L), and the largest score.
+# What a wrong log-sum-exp may be, made of the natural one, (B, H, L).
 READINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "that to base 2": lambda natural: natural / math.log(2),
     "the natural one": lambda natural: natural,
@@ -82,7 +81,7 @@ def _expect_lse(session: Session, problem: Problem) -> None:
 
 def _reading_of(lse: RecordedTensor, expected: Ball, declared: Lse) -> str:
     """Return what a wrong log-sum-exp is instead, if all its finite numbers are near to that; else ""."""
-    natural = expected.mid * (math.log(2) if declared.base == "2" else 1.0)
+    natural = expected.mid * declared.log_base
     actual, own = lse.tensor.detach().double(), "that to base 2" if declared.base == "2" else "the natural one"
     for reading, of in READINGS.items():
         value = of(natural)
@@ -115,8 +114,5 @@ def the_log_sum_exp_has_its_gradient(session: Session, case: Case) -> None:
         of_lse = upstream_lse.to(result.lse.tensor.dtype)
         differentiate(result.output.tensor, upstream, others=[(result.lse.tensor, of_lse)])
     expected = session.expected_gradients(problem, upstream, upstream_lse)
-    for name in (name for name in INPUTS if name in expected):
-        leaf = getattr(leaves, name)
-        gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        because = "the gradient of a loss of output and log-sum-exp"
-        expect_close(session.unscripted(gradient, f"{name}.grad"), expected[name], because=because)
+    for name, gradient in input_gradients(session, leaves).items():
+        expect_close(gradient, expected[name], because="the gradient of a loss of output and log-sum-exp")

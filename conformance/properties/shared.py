@@ -22,7 +22,6 @@ from mha.conformance.properties.domains import WIDTHS
 from mha.spec import Claims, Expected, Problem
 from mha.spec.bounds import Ball
 from mha.spec.dtypes import traits_of
-from mha.spec.problem import INPUTS
 
 
 def module_of(instance: Instance) -> nn.Module:
@@ -189,14 +188,24 @@ def expect_backward(
     with guarded("backward()"):
         differentiate(output, upstream, create_graph=upstream.requires_grad)
     expected = session.expected_gradients(leaves, upstream)
-    for name in (name for name in INPUTS if name in expected):
-        leaf = getattr(leaves, name)
-        gradient = session.unscripted(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, f"{name}.grad")
+    for name, gradient in input_gradients(session, leaves).items():
         expect_close(gradient, expected[name], because=f"the gradient, {because}")
     if of is not None and session.claims.weight_gradients:
         gradients = session.weight_gradients(of, leaves.weights)
         for name in sorted(gradients.keys() - undetermined_gradients(session, leaves)):
             expect_close(gradients[name], expected[name], because=f"the gradient, {because}")
+
+
+def input_gradients(session: Session, leaves: Problem) -> dict[str, RecordedTensor]:
+    """Return the gradients that a backward pass left on the inputs, zeros where there is none.
+
+    That of inputs which are one tensor is under the first of their names.
+    """
+    gradients = {}
+    for name, leaf in leaves.distinct().items():
+        gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        gradients[name] = session.unscripted(gradient, f"{name}.grad")
+    return gradients
 
 
 def expect_result(actual: RecordedOutput, expected: Expected, because: str) -> None:

@@ -23,7 +23,7 @@ from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import undetermined_gradients
+from mha.conformance.properties.shared import input_gradients, undetermined_gradients
 from mha.spec import Output, Problem
 from mha.spec.bounds import Ball
 
@@ -139,13 +139,10 @@ def _trained(
         output = session.forward(leaves, via=via)
         with guarded("backward()"):
             differentiate(output, upstream)
-    results = {"output": session.unscripted(output.detach(), "output")}
-    for name, leaf in leaves.distinct().items():
-        gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        results[name] = session.unscripted(gradient, f"{name}.grad")
+    results = {"output": session.unscripted(output.detach(), "output"), **input_gradients(session, leaves)}
     if session.claims.weight_gradients:
         gradients = session.weight_gradients(instance, problem.weights)
-        for name in gradients.keys() - undetermined_gradients(session, problem):
+        for name in sorted(gradients.keys() - undetermined_gradients(session, problem)):
             results[name] = gradients[name]
     return results
 
