@@ -44,6 +44,10 @@ CLAIMS = Claims(
     dtypes=set(COMPUTE_DTYPES),
     rounding=Rounding(log_normaliser=False, rescales=0),
 )
+# Those of a class that is called, without dropout, and no more.
+CALLED = replace(
+    CLAIMS, dropout=False, extras=(), composes=(), decodes=False, decodes_ragged=False, cache_edits=frozenset()
+)
 # The same with heads of their own width, so that CFG-1 and CFG-2 do not apply.
 OWN_HEAD_DIM = replace(CLAIMS, own_head_dim=True)
 

@@ -7,22 +7,16 @@ from dataclasses import replace
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.faults.base import CLAIMS, Complete
+from mha.conformance.faults.base import CALLED, Complete
 from mha.conformance.faults.fault import fault
 from mha.spec import Output, Rounding, validate_call
 
 LINEAR = replace(
-    CLAIMS,
+    CALLED,
     masks={"bool"},
     returns_weights=False,
-    dropout=False,
     second_gradients=False,
     grouped_query=False,
-    extras=(),
-    decodes=False,
-    decodes_ragged=False,
-    cache_edits=(),
-    composes=(),
     rounding=Rounding(),
     memory="linear",
 )

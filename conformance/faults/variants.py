@@ -9,24 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.faults.base import CLAIMS, Complete
+from mha.conformance.faults.base import CALLED, Complete
 from mha.conformance.faults.families import drops_in_evaluation
 from mha.conformance.faults.fault import fault
 
 # Those of a kernel.
-WITH_VALUE_WIDTH = replace(
-    CLAIMS,
-    projections=False,
-    weight_gradients=False,
-    value_width=True,
-    dropout=False,
-    kv_widths=False,
-    extras=(),
-    composes=(),
-    decodes=False,
-    decodes_ragged=False,
-    cache_edits=(),
-)
+WITH_VALUE_WIDTH = replace(CALLED, projections=False, weight_gradients=False, value_width=True, kv_widths=False)
 
 
 @fault("GQA-1", caught_by="grouped_heads_equal_repeated_ones", source="https://github.com/onnx/onnx/pull/7274")
