@@ -23,10 +23,8 @@ class Problem:
     """The inputs of one call, with the configuration and the weights of the attention.
 
     query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim). Two of them may be the same tensor.
-    mask: boolean (True = may attend) or floating-point (added to the scores), broadcastable to (B, H, L, S), or None.
-    is_causal: whether the causal mask applies as well, with the alignment that the implementation claims.
-    options: what the call says about the scores. square: whether there must be a query for each key, as where they are
-        heads of one sequence.
+    options: what the call says beside the inputs; the causal mask has the alignment that the implementation claims.
+    square: whether there must be a query for each key, as where they are heads of one sequence.
 
     >>> config, x = Config(d_model=6, n_heads=2), torch.ones(1, 5, 6)
     >>> problem = Problem(config, Weights.random(config, seed=0, dtype=x.dtype), query=x[:, :3], key=x, value=x)
@@ -43,18 +41,19 @@ class Problem:
     query: Tensor
     key: Tensor
     value: Tensor
-    mask: Tensor | None = None
-    is_causal: bool = False
     options: Options = field(default_factory=Options)
     square: bool = False
 
     def change(self, **fields: Any) -> Problem:
-        """Return a copy with some fields replaced; fields of the weights are given by name, as in `change(w_q=...)`.
+        """Return a copy with some fields replaced; those of options and weights too, as in `change(mask=..., w_q=...)`.
 
         Without projections, a change of those of an input is one of the input. Raises ValueError for one of the
         output's.
         """
         parts = {name: fields.pop(name) for name in list(fields) if name in Weights.__dataclass_fields__}
+        options = {name: fields.pop(name) for name in list(fields) if name in Options.__dataclass_fields__}
+        if options:
+            fields["options"] = fields.get("options", self.options).change(**options)
         changed = replace(self, **fields)
         if not parts:
             return changed
@@ -98,7 +97,7 @@ class Problem:
             return self
         weights = self.weights.to(self.weights.w_q.dtype, "cpu")
         mask = None if self.mask is None else self.mask.cpu()
-        return replace(self.map_inputs(torch.Tensor.cpu), weights=weights, mask=mask)
+        return self.map_inputs(torch.Tensor.cpu).change(weights=weights, mask=mask)
 
     def distinct(self, names: Sequence[str] = INPUTS) -> dict[str, Tensor]:
         """Return these inputs by name; inputs that are the same tensor appear once, under the first of their names."""
@@ -108,9 +107,23 @@ class Problem:
             by_identity.setdefault(id(tensor), (name, tensor))
         return dict(by_identity.values())
 
+    def call(self, attention: Callable[..., Any]) -> Any:
+        """Return what an attention gives for these inputs and options; configuration and weights are its own."""
+        return attention(self.query, self.key, self.value, **self.options.arguments)
+
     def scale(self, claims: Claims) -> float:
         """Return what the scores are multiplied by: what the call says, or else the scale that is claimed."""
         return claims.scale_for(self.config.head_dim) if self.options.scale is None else self.options.scale
+
+    @property
+    def mask(self) -> Tensor | None:
+        """The mask of the call, see `Options`."""
+        return self.options.mask
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the causal mask applies as well."""
+        return self.options.is_causal
 
     @property
     def is_self(self) -> bool:

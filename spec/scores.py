@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 ScaleRange = Literal["positive", "any"]
 Base = Literal["e", "2"]
 EmptyLse = Literal["-inf", "+inf", "undefined"]
 LseLayout = Literal["b h l", "b l h", "b h l 1", "(b h) l"]
 LseDtype = Literal["float32", "input"]
+# The options that every attention takes.
+EVERY_CALL = ("mask", "is_causal", "need_weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +96,37 @@ class Lse:
         return tuple(dict.fromkeys([torch.float32, torch.promote_types(dtype, torch.float32)]))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Options:
-    """What a call says about the scores, beside masks; each field is an argument that it has or leaves out.
+    """What a call says beside its inputs; each field is an argument, named as here, of `mha.spec.Attention`.
 
-    scale: what the scores are multiplied by; None for the usual scale, which is not passed then. return_lse: whether
-    the log-sum-exp is returned too.
+    mask: boolean (True = may attend) or floating-point (added to the scores), broadcastable to (B, H, L, S), or None.
+    is_causal: whether the causal mask applies as well. need_weights: whether the weights are returned too. scale: what
+    the scores are multiplied by; None for the usual scale, which is not passed then. return_lse: whether the
+    log-sum-exp is returned too; None, which is not passed, where it is not claimed.
 
-    >>> Options(scale=0.5).given, Options().given
-    ({'scale': 0.5}, {})
+    >>> Options(scale=0.5).arguments
+    {'mask': None, 'is_causal': False, 'need_weights': False, 'scale': 0.5}
     """
 
+    mask: Tensor | None = None
+    is_causal: bool = False
+    need_weights: bool = False
     scale: float | None = None
     return_lse: bool | None = None
 
     @property
-    def given(self) -> dict[str, Any]:
-        """The arguments of the call, by name."""
-        pairs = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {name: value for name, value in pairs if value is not None}
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the call, by name: those that every attention has, and others that are given."""
+        every = {name: getattr(self, name) for name in EVERY_CALL}
+        return every | self.of_scores
+
+    @property
+    def of_scores(self) -> dict[str, Any]:
+        """The arguments that an attention has only where it claims them, if they are given."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in given.items() if name not in EVERY_CALL and value is not None}
+
+    def change(self, **changes: Any) -> Options:
+        """Return a copy with some fields replaced."""
+        return replace(self, **changes)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import variants
 from mha.conformance.faults.base import CLAIMS, Complete
-from mha.spec import Claims, Rounding
+from mha.spec import Claims, Options, Rounding
 
 Limbs = Callable[[Tensor], tuple[Tensor, ...]]
 ALL = ("float32", "bfloat16", "float16")
@@ -253,8 +253,8 @@ class FoldsLogarithm(Softmax):
     def exp(self, x: Tensor) -> Tensor:
         return torch.exp2(x)
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options, q, k)
         return allowed, bias.to(torch.promote_types(q.dtype, torch.float32)) * math.log2(math.e)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.faults.base import Complete
-from mha.spec import Output, Problem
+from mha.spec import Options, Output, Problem
 
 HALF = ("bfloat16", "float16")
 KINDS = ("plain", "offset", "repeated", "expanded", "pairs", "mask", "large")
@@ -96,11 +96,9 @@ class FormsOfBackward(Complete):
 
     form: tuple[bool, ...] = ()
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
-    ) -> Output:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
         q, k, v = (self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v")))
-        allowed, _ = self.allow(mask, is_causal, q, k)
+        allowed, _ = self.allow(options, q, k)
         core = _Core.apply(q, self.repeat(k), self.repeat(v), allowed, self.form)  # type: ignore[no-untyped-call]  # of torch
         return Output(self.project(self.merge(core), "o"), None)
 
@@ -117,11 +115,9 @@ class MaximumDifferentiated(Complete):
 class QueriesInParts(Complete):
     """Queries are attended with five at a time, so that autograd adds up parts of the gradients of keys and values."""
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
-    ) -> Output:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
         q, k, v = (self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v")))
-        allowed, bias = self.allow(mask, is_causal, q, k)
+        allowed, bias = self.allow(options, q, k)
         k, v, size = self.repeat(k), self.repeat(v), max(5, -(-q.shape[2] // 8))
         parts = []
         for part in range(0, q.shape[2], size):

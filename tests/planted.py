@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from mha.conformance.faults.base import Correct
+from mha.implementations.formula import with_mask
+from mha.spec import Options
 
 
 class ConstantScale(Correct):
@@ -25,59 +27,59 @@ class DoubledScale(Correct):
 class InvertedTriangle(Correct):
     """What is masked is passed as what is allowed."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        allowed = super().allow(mask, False, q, k)
-        return allowed & torch.ones(q.shape[2], k.shape[2]).triu(1).bool() if is_causal else allowed
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        allowed = super().allow(options.change(is_causal=False), q, k)
+        return allowed & torch.ones(q.shape[2], k.shape[2]).triu(1).bool() if options.is_causal else allowed
 
 
 class TriangleOffByOne(Correct):
     """The diagonal of the causal mask is one too high."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        allowed = super().allow(mask, False, q, k)
-        return allowed & torch.ones(q.shape[2], k.shape[2]).tril(1).bool() if is_causal else allowed
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        allowed = super().allow(options.change(is_causal=False), q, k)
+        return allowed & torch.ones(q.shape[2], k.shape[2]).tril(1).bool() if options.is_causal else allowed
 
 
 class MaskIgnored(Correct):
     """The mask is not read."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        return super().allow(None, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        return super().allow(options.change(mask=None), q, k)
 
 
 class MaskIgnoredUnderCausal(Correct):
     """The mask is not read where the causal flag is set."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        return super().allow(None if is_causal else mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        return super().allow(options.change(mask=None if options.is_causal else options.mask), q, k)
 
 
 class CausalDroppedBesideMask(Correct):
     """The causal flag is not read where there is a mask."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        return super().allow(mask, is_causal and mask is None, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        return super().allow(options.change(is_causal=options.is_causal and options.mask is None), q, k)
 
 
 class MaskAndTriangleInverted(Correct):
     """Both masks say what is masked, and are passed as what is allowed."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        allowed = super().allow(mask, is_causal, q, k)
-        return allowed if mask is None and not is_causal else ~allowed
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        allowed = super().allow(options, q, k)
+        return allowed if options.mask is None and not options.is_causal else ~allowed
 
 
 class AlwaysCausal(Correct):
     """The causal mask is there without the flag too, unless there is a mask."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        return super().allow(mask, is_causal or mask is None, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        return super().allow(options.change(is_causal=options.is_causal or options.mask is None), q, k)
 
 
 class _OtherMask(Correct):
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        whole = None if mask is None else mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        return super().allow(None if whole is None else self.change(whole), is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        changed = with_mask(options, lambda mask: self.change(mask.expand(*q.shape[:3], k.shape[2])))
+        return super().allow(changed, q, k)
 
     def change(self, mask: Tensor) -> Tensor:
         raise NotImplementedError
@@ -108,20 +110,21 @@ class MaskInterleaved(_OtherMask):
 class MaskOfHeadForOneQuery(Correct):
     """For one query, a mask for all heads is read at item + head; beyond its end, everything is allowed."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
         items, heads, queries = q.shape[:3]
+        mask = options.mask
         if mask is not None and queries == 1 and mask.ndim == 4 and mask.shape[1] == 1:
             flat = torch.cat([mask[:, 0], mask.new_ones(heads, *mask.shape[2:])])
             first = torch.arange(items) if len(mask) == items else torch.zeros(items, dtype=torch.long)
-            mask = flat[first[:, None] + torch.arange(heads)]
-        return super().allow(mask, is_causal, q, k)
+            options = options.change(mask=flat[first[:, None] + torch.arange(heads)])
+        return super().allow(options, q, k)
 
 
 class KeysCutAtQueries(Correct):
     """Only the first L keys are seen."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        return super().allow(mask, is_causal, q, k) & (torch.arange(k.shape[2]) < q.shape[2])
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        return super().allow(options, q, k) & (torch.arange(k.shape[2]) < q.shape[2])
 
 
 class ZerosAppended(Correct):

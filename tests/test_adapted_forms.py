@@ -15,7 +15,7 @@ from mha.conformance.cases.reference import plain_formula
 from mha.implementations import ImplementationError, UnsupportedCallError, from_kernel, from_module
 from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.inference.infer import infer
-from mha.spec import Claims, Config, Implementation, Problem, Weights
+from mha.spec import Claims, Config, Implementation, Options, Problem, Weights
 from mha.spec.claims import COMPUTE_DTYPES
 
 PROJECTIONS = {f"w_{role}": role for role in "qkvo"}
@@ -91,7 +91,7 @@ def problem_of(config: Config, inputs: str = "self", mask: Tensor | None = None)
     generator = torch.Generator().manual_seed(0)
     query, memory = (torch.randn(3, n, config.d_model, generator=generator, dtype=torch.float64) for n in (4, 5))
     key = query if inputs == "self" else memory
-    return Problem(config, Weights.random(config, 0), query, key, key, mask)
+    return Problem(config, Weights.random(config, 0), query, key, key, Options(mask))
 
 
 def expect_formula(implementation: Implementation, problem: Problem) -> None:

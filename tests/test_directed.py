@@ -24,7 +24,7 @@ from mha.conformance.faults.base import Complete, implementation_of
 from mha.conformance.faults.directed import CastsTruncate, LateValuesLost, ScaleOffInHalf
 from mha.conformance.faults.float8 import IN_FLOAT8, HeadsInFloat8
 from mha.implementations import resolve
-from mha.spec import Claims, Config, Problem, Rounding, Weights, oracle
+from mha.spec import Claims, Config, Options, Problem, Rounding, Weights, oracle
 from mha.spec.bounds import Units, units_of
 from mha.spec.directed import LAMBDA, Allowance, allowance, allowances, projection
 from mha.spec.rounding_graph import RoundingGraph, rounding_graph
@@ -340,7 +340,7 @@ def test_extra_keys_and_a_float_mask_have_their_places() -> None:
     config = Config(d_model=8, n_heads=2, bias_kv=True, zero_key=True)
     generator = torch.Generator().manual_seed(0)
     x, mask = torch.randn(2, 5, 8, generator=generator).half(), torch.randn(5, 5, generator=generator)
-    problem = Problem(config, Weights.random(config, 0, torch.float16), x, x, x, mask)
+    problem = Problem(config, Weights.random(config, 0, torch.float16), x, x, x, Options(mask))
     graph = rounding_graph(problem, Claims())
     expected = oracle(problem, Claims())
     torch.testing.assert_close(graph.output, expected.output.mid, rtol=1e-12, atol=1e-12)

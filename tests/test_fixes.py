@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mha.conformance import check
 from mha.conformance.faults import registry
-from mha.spec import CLAUSES, Output
+from mha.spec import CLAUSES, Options, Output
 
 
 class ZeroesWeights(registry.Correct):
@@ -26,7 +26,7 @@ class ZeroesValues(ZeroesWeights):
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Output:
         q, k, v = (self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
-        allowed = self.allow(mask, is_causal, q, k)
+        allowed = self.allow(Options(mask, is_causal), q, k)
         weights = self.weigh(self.score(q, k), allowed)
         return Output(self.out_proj(self.merge(weights @ v.masked_fill(~allowed.any(-2)[..., None], 0))), weights)
 

@@ -54,7 +54,7 @@ def make(config: Config, mask: str = "", form: str = "bool", dtype: str = "float
     upstream = torch.randn(inputs[0].shape, generator=generator, dtype=torch.float64)
     numbers, upstream, *inputs = (x.to(getattr(torch, dtype)) for x in (numbers, upstream, *inputs))
     call |= {"mask": numbers > -math.inf if form == "bool" else numbers} if mask else {}
-    return Problem(config, weights.to(upstream.dtype), *inputs, **call), upstream
+    return Problem(config, weights.to(upstream.dtype), *inputs).change(**call), upstream
 
 
 def projected(problem: Problem, items: Any = slice(None), bare: bool = False) -> Iterator[Tensor]:

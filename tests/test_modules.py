@@ -15,7 +15,7 @@ from mha.conformance.faults import registry as faults
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import properties
 from mha.implementations import ImplementationError, from_module, preflight
-from mha.spec import Claims, Config, Output, Weights, validate_call
+from mha.spec import Claims, Config, Options, Output, Weights, validate_call
 
 LAYERS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
@@ -99,7 +99,7 @@ class Whisper(NoKeyBias):
     ) -> Output:
         validate_call(self.config, query, key, value, mask, masks=("bool",))
         q, k, v = (self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
-        q, allowed = q * self.config.head_dim**-0.5, self.allow(mask, is_causal, q, k)
+        q, allowed = q * self.config.head_dim**-0.5, self.allow(Options(mask, is_causal), q, k)
         return Output(
             self.out_proj(self.merge(nn.functional.scaled_dot_product_attention(q, k, v, allowed, scale=1.0)))
         )

@@ -63,7 +63,7 @@ def assert_solved(problem: Problem, claims: Claims) -> None:
 def make(config: Config, sizes: Sizes, values: str = "normal", dtype: Any = torch.float64, **call: Any) -> Problem:
     """A problem with these values, rounded to the dtype; `call` has its mask and its causal flag."""
     weights, *inputs = make_inputs(values, config, sizes, torch.Generator().manual_seed(0))
-    return Problem(config, weights.to(dtype), *(x.to(dtype) for x in inputs), **call)
+    return Problem(config, weights.to(dtype), *(x.to(dtype) for x in inputs)).change(**call)
 
 
 def boolean(shape: tuple[int, ...]) -> Tensor:

@@ -77,8 +77,7 @@ class Runner:
             for leaf in leaves.values():
                 leaf.grad = None
         with torch.set_grad_enabled(self.workload.training), guarded("call"):
-            options = {"mask": inputs.mask, "is_causal": inputs.is_causal}
-            output = self.attention(inputs.query, inputs.key, inputs.value, **options).output
+            output = inputs.call(self.attention).output
             if self.workload.training:
                 output.backward(self.upstream)
         _synchronize(self.workload)

@@ -12,7 +12,7 @@ from torch import Tensor
 from mha.conformance.cases.layouts import MIXED, lay_out
 from mha.conformance.cases.masks import make_mask
 from mha.conformance.cases.values import make_inputs
-from mha.spec import Config, Problem, to_convention
+from mha.spec import Config, Options, Problem, to_convention
 from mha.spec.claims import Alignment
 
 # How query, key and value share tensors: for each, the index of the tensor that it takes.
@@ -114,7 +114,7 @@ class Case:
                 # A finite entry, however low, must not become -infinity in a narrow dtype.
                 mask = torch.where(mask.isinf(), mask, mask.clamp(min=torch.finfo(dtype).min / 8)).to(dtype)
             mask = mask.to(self.device)
-        problem = Problem(config, weights.to(dtype, self.device), query, key, value, mask, self.causal)
+        problem = Problem(config, weights.to(dtype, self.device), query, key, value, Options(mask, self.causal))
         if not self.projected:
             problem = self.without_projections(problem)
         return problem.change(**changes) if changes else problem

@@ -40,8 +40,7 @@ def arguments_of(session: Session) -> str:
         return ""
     problem, dtype = step.problem, getattr(torch, session.case.dtype)
     inputs = problem.query, problem.key, problem.value
-    options = {"mask": problem.mask, "is_causal": problem.is_causal, "need_weights": step.need_weights}
-    options |= problem.options.given
+    options = problem.options.change(need_weights=step.need_weights).arguments
     with judging(session.implementation), preserved(), torch.no_grad():
         with built_for_calls(max(problem.shape[2:]), problem.shape[0]):
             attention: Any = original.build(problem.config, problem.weights, dtype=dtype, device=session.case.device)

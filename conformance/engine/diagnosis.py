@@ -358,8 +358,7 @@ def _answer(
         mask = mask.cpu().to(dtype) if mask.is_floating_point() else mask.cpu()
     inputs = (x.cpu().to(dtype) for x in (problem.query, problem.key, problem.value))
     attention = made[key].train(MODES[call.step.mode].training)
-    options = {"is_causal": problem.is_causal} | problem.options.given
-    output = attention(*inputs, mask=mask, **options).output.double()
+    output = attention(*inputs, **problem.options.change(mask=mask).arguments).output.double()
     return output, (attention.allowed.any(-1) | ~call.filled).all(1)
 
 

@@ -169,14 +169,13 @@ class KernelWriter(Writer):
         mask: Tensor | None,
     ) -> Any:
         """Call the kernel through its adapter, and return the context with the weights, None where it raises."""
-        options: dict[str, Any] = {"is_causal": step.problem.is_causal, "need_weights": step.need_weights}
-        options |= step.problem.options.given
+        options = step.problem.options.change(mask=mask, need_weights=step.need_weights)
         if isinstance(self.adapter.kernel, nn.Module):
             self.adapter.kernel.train(MODES[step.mode].training)
         shape = heads[0].shape if adapted.axes.context == adapted.axes.heads else None
         with MODES[step.mode].enter(self.session.case.device):
             try:
-                returned = adapted.call(recorder, *heads, mask=mask, **options)
+                returned = adapted.call(recorder, *heads, **options.arguments)
                 return as_output(returned, shape, lse=self.adapter.claims.lse)
             except InexpressibleError:
                 raise

@@ -235,12 +235,11 @@ class ModuleWriter(Writer):
 
     def _output(self, recorder: Recorder, adapted: ModuleAttention, step: CallStep, given: Mapping[str, Tensor]) -> Any:
         """Call a module through its adapter, and return its output with the weights, None where it raises."""
-        options: dict[str, Any] = {"is_causal": step.problem.is_causal, "need_weights": step.need_weights}
-        options |= step.problem.options.given
+        options = step.problem.options.change(mask=given.get("mask"), need_weights=step.need_weights)
         inputs = given["query"], given["key"], given["value"]
         with MODES[step.mode].enter(self.session.case.device):
             try:
-                return adapted.call(recorder, *inputs, mask=given.get("mask"), **options)
+                return adapted.call(recorder, *inputs, **options.arguments)
             except InexpressibleError:
                 raise
             except (Exception, SystemExit):

@@ -130,7 +130,7 @@ def _plain_call(call: CallStep, given: Mapping[str, str], upstream: str) -> list
     number, problem = call.number, call.problem
     inputs = [f"mask={tensor}" if name == "mask" else tensor for name, tensor in given.items()]
     inputs += ["is_causal=True"] if problem.is_causal else []
-    inputs += [f"{name}={value!r}" for name, value in problem.options.given.items()]
+    inputs += [f"{name}={value!r}" for name, value in problem.options.of_scores.items()]
     inputs += ["need_weights=True"] if call.need_weights else []
     lines = [f"{name}.requires_grad_()" for name in dict.fromkeys(given[name] for name in call.leaves)]
     results = f"output_{number}, weights_{number}, lse_{number}"

@@ -33,8 +33,7 @@ class _Formula(TextbookAttention):
         mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
         inputs = (x.to(dtype) for x in (problem.query, problem.key, problem.value))
         with torch.no_grad():
-            options = {"is_causal": problem.is_causal} | problem.options.given
-            self.steps["output"] = self(*inputs, mask=mask, **options).output
+            self.steps["output"] = self(*inputs, **problem.options.change(mask=mask).arguments).output
 
     def weigh(self, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
         """Return the weights (B, H, L, S)."""
@@ -78,8 +77,7 @@ def _steps(attention: ModuleAttention, call: Evidence, claims: Claims) -> Iterat
     inputs = problem.query, problem.key, problem.value
     with MODES[call.step.mode].enter(str(problem.query.device)):
         attention.train(MODES[call.step.mode].training)
-        options = {"is_causal": problem.is_causal, "need_weights": call.step.need_weights} | problem.options.given
-        output, weights, _ = attention(*inputs, mask=problem.mask, **options)
+        output, weights, _ = problem.change(need_weights=call.step.need_weights).call(attention)
     back, axes = FROM_LAYOUT[attention.layout], len(attention.layout.split())
     seen = {key: back(x) if x.ndim == axes else x for key, x in seen.items()}
     exact, rounded = (_Formula(call, claims, dtype).steps for dtype in (torch.float64, problem.query.dtype))

@@ -13,7 +13,7 @@ from torch import Tensor
 from mha.conformance.faults.base import CLAIMS, Complete, Correct
 from mha.conformance.faults.families import remainder_dropped
 from mha.conformance.faults.fault import fault
-from mha.spec import Output, Rounding
+from mha.spec import Options, Output, Rounding
 from mha.spec.dtypes import in_tf32
 
 
@@ -201,20 +201,20 @@ class RemainderOfThreads(Complete):
 class MaskOfEightItems(Complete):
     """A batch is computed eight items at a time, always with the mask of the first eight."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if mask is not None and mask.ndim == 4 and mask.shape[0] > 8:
-            mask = mask[torch.arange(mask.shape[0]) % 8]
-        return super().allow(mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if options.mask is not None and options.mask.ndim == 4 and options.mask.shape[0] > 8:
+            options = options.change(mask=options.mask[torch.arange(options.mask.shape[0]) % 8])
+        return super().allow(options, q, k)
 
 
 @fault("NUM-1", caught_by="results_for_many_items_and_heads_are_within_the_bound", trigger="H > 16, a mask per head")
 class MaskOfSixteenHeads(Complete):
     """The mask is read with a head index of four bits."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if mask is not None and mask.ndim == 4 and mask.shape[1] > 16:
-            mask = mask[:, torch.arange(mask.shape[1]) % 16]
-        return super().allow(mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if options.mask is not None and options.mask.ndim == 4 and options.mask.shape[1] > 16:
+            options = options.change(mask=options.mask[:, torch.arange(options.mask.shape[1]) % 16])
+        return super().allow(options, q, k)
 
 
 @fault("NUM-2", dtype="float64", trigger="float64")

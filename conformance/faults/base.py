@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mha.conformance.faults.ranks import OnRank, Spmd
 from mha.implementations import from_module
+from mha.implementations.formula import Holder, allowed_by, log_sum_exp, scores_of, weights_of
 from mha.spec import (
     Claims,
     Config,
@@ -21,7 +22,6 @@ from mha.spec import (
     Rounding,
     Scores,
     Weights,
-    causal_mask,
     validate_call,
 )
 from mha.spec.claims import CACHE_EDITS, COMPOSITIONS, COMPUTE_DTYPES, EXTRAS
@@ -68,9 +68,10 @@ class Correct(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Output:
         """Return the output (B, L, d_model) and the weights (B, H, L, S)."""
-        validate_call(self.config, query, key, value, mask, masks=("bool",))
+        options = Options(mask, is_causal)
+        validate_call(self.config, query, key, value, options.mask, masks=("bool",))
         q, k, v = (self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
-        weights = self.weigh(self.score(q, k), self.allow(mask, is_causal, q, k))
+        weights = self.weigh(self.score(q, k), self.allow(options, q, k))
         return Output(self.out_proj(self.merge(weights @ v)), weights)
 
     def split(self, x: Tensor) -> Tensor:
@@ -81,71 +82,52 @@ class Correct(nn.Module):
         """Return the scaled scores (B, H, L, S)."""
         return q @ k.transpose(-1, -2) / math.sqrt(self.config.head_dim)
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
         """Return the mask and the causal flag as one boolean mask (B, H, L, S); True = may attend."""
-        allowed = torch.ones((q.shape[0], q.shape[1], q.shape[2], k.shape[2]), dtype=torch.bool, device=q.device)
-        if mask is not None:
-            allowed = allowed & mask
-        return allowed & causal_mask(q.shape[2], k.shape[2], "top_left", q.device) if is_causal else allowed
+        return allowed_by(options, _like_scores(q, k))[0]
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         """Return the softmax over the allowed keys (B, H, L, S); an empty row gets zeros."""
-        empty = ~allowed.any(-1, keepdim=True)
-        return scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
+        return weights_of(scores, allowed)
 
     def merge(self, x: Tensor) -> Tensor:
         """Concatenate the heads (B, H, L, d_k) to (B, L, d_model)."""
         return x.transpose(1, 2).flatten(2)
 
 
-class Complete(nn.Module):
+class Complete(Holder):
     """Attention with every option of `Config` and everything that the contract only recommends, in steps as well.
 
-    scale: what the scores are multiplied by; None for 1/sqrt(d_k). given_scale: what the call says, if anything.
-    returns_lse: whether it asks for the log-sum-exp.
+    scale: what the scores are multiplied by where the call does not say so; None for 1/sqrt(d_k). options: of the last
+    call.
     """
 
     scale: float | None = None
-    given_scale: float | None = None
-    returns_lse = False
+    options = Options()
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__()
         config.validate()
         self.config = config
-        for name, tensor in weights.named():
-            self.register_parameter(name, nn.Parameter(tensor.detach().clone()))
+        self.hold(weights.named())
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Tensor | None = None,
-        is_causal: bool = False,
-        need_weights: bool = False,
-        **scores: Any,
-    ) -> Output:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
         """Bring the inputs to (B, N, width), attend, and return the output in the layout of the inputs."""
-        options = Options(**scores)
-        self.given_scale, self.returns_lse = options.scale, bool(options.return_lse)
+        options = self.options = Options(**given)
         if query.ndim == 2:
-            batched = self.attend(query[None], key[None], value[None], mask, is_causal, need_weights)
+            batched = self.attend(query[None], key[None], value[None], options)
             return Output(batched.output[0], batched.weights)
         if self.config.length_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        output, weights, lse = self.attend(query, key, value, mask, is_causal, need_weights)
+        output, weights, lse = self.attend(query, key, value, options)
         return Output(output.transpose(0, 1) if self.config.length_first else output, weights, lse)
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
-    ) -> Output:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
         """Return the output (B, L, d_model), and the weights before dropout (B, H, L, S) if they are requested."""
-        validate_call(self.config, query, key, value, mask)
+        validate_call(self.config, query, key, value, options.mask)
         q, k = self.split(self.project(query, "q")), self.split(self.project(key, "k"))
         v = self.split_value(self.project(value, "v"))
-        allowed, bias = self.allow(mask, is_causal, q, k)
+        allowed, bias = self.allow(options, q, k)
         k, v = self.extend(k, "extra_k"), self.extend(v, "extra_v")
         more = k.shape[2] - key.shape[1]
         allowed, bias = F.pad(allowed, (0, more), value=True), F.pad(bias, (0, more))
@@ -153,8 +135,8 @@ class Complete(nn.Module):
         scores = self.score(q, k) + bias
         weights = self.weigh(scores, allowed)
         output = self.project(self.merge(self.combine(self.drop(weights), v, allowed)), "o")
-        lse = self.log_sum_exp(scores, allowed) if self.returns_lse else None
-        return Output(output, weights if need_weights else None, lse)
+        lse = self.log_sum_exp(scores, allowed) if options.return_lse else None
+        return Output(output, weights if options.need_weights else None, lse)
 
     def project(self, x: Tensor, role: str) -> Tensor:
         """Apply the projection of a role, "q", "k", "v" or "o"."""
@@ -183,32 +165,20 @@ class Complete(nn.Module):
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         """Return the scaled scores (B, H, L, S)."""
-        if self.given_scale is not None:
-            return q @ k.mT * self.given_scale
-        return q @ k.mT / math.sqrt(self.config.head_dim) if self.scale is None else q @ k.mT * self.scale
+        usual = self.config.head_dim**-0.5 if self.scale is None else self.scale
+        return scores_of(q, k, self.options, usual)
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return what may attend, and what is added to the scores, both (B, H, L, S)."""
-        shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        allowed, bias = torch.ones((), dtype=torch.bool, device=q.device), q.new_zeros(())
-        if mask is not None and mask.dtype == torch.bool:
-            allowed = mask
-        elif mask is not None:
-            allowed = mask != -math.inf
-            bias = mask.masked_fill(~allowed, 0.0)
-        if is_causal:
-            allowed = allowed & causal_mask(*shape[2:], "top_left", q.device)
-        return allowed.expand(shape), bias.expand(shape)
+        return allowed_by(options, _like_scores(q, k))
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         """Return the softmax over the allowed keys (B, H, L, S); an empty row gets zeros."""
-        empty = ~allowed.any(-1, keepdim=True)
-        return scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
+        return weights_of(scores, allowed)
 
     def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
         """Return the log-sum-exp of each row, (B, H, L), in float32 at least."""
-        wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        return wide.masked_fill(~allowed, -math.inf).logsumexp(-1)
+        return log_sum_exp(scores.to(torch.promote_types(scores.dtype, torch.float32)), allowed)
 
     def drop(self, weights: Tensor) -> Tensor:
         """Apply dropout to the weights."""
@@ -218,38 +188,10 @@ class Complete(nn.Module):
         """Return the contexts (B, H, L, d_k); values that no query may attend to are not read, so their NaN is not."""
         return weights @ v.masked_fill(~allowed.any(2).unsqueeze(-1), 0.0)
 
-    def merge(self, x: Tensor) -> Tensor:
-        """Concatenate the heads (B, H, L, d_k) to (B, L, d_model)."""
-        return x.transpose(1, 2).flatten(2)
 
-    def decode(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
-        """Attend from n new positions (B, n, width) to those before each; return the output and the new cache.
-
-        active: the items (B,) that the position belongs to; all by default.
-        cache: the keys and values (B, n, width) so far, and which positions belong to which items (B, n).
-        """
-        count = query.shape[1]
-        present = query.new_ones(len(query), 1, dtype=torch.bool) if active is None else active[:, None]
-        present = present.expand(-1, count)
-        new = key, value, present
-        cache = new if cache is None else tuple(torch.cat(pair, 1) for pair in zip(cache, new, strict=True))
-        key, value, present = cache
-        allowed = present[:, None, None] & causal_mask(count, present.shape[1], "bottom_right", query.device)
-        return self(query, key, value, mask=allowed).output, cache
-
-    def reorder_cache(self, cache: Any, items: Tensor) -> Any:
-        """Return the cache of the items at these places."""
-        return tuple(part[items] for part in cache)
-
-    def crop_cache(self, cache: Any, length: int) -> Any:
-        """Return the cache of the first positions."""
-        return tuple(part[:, :length] for part in cache)
-
-    def weight_gradients(self) -> dict[str, Tensor]:
-        """Return the gradient of each weight by its name in `Weights`, zeros if it has none."""
-        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.named_parameters()}
+def _like_scores(q: Tensor, k: Tensor) -> Tensor:
+    """Return zeros of the shape (B, H, L, S)."""
+    return q.new_zeros(()).expand(*q.shape[:3], k.shape[2])
 
 
 @dataclass(frozen=True, eq=False)

@@ -98,8 +98,7 @@ def _call(implementation: Implementation, problem: Problem) -> Tensor:
         problem.config, problem.weights, dtype=problem.query.dtype, device=str(problem.query.device)
     )
     module.eval()
-    options = {"mask": problem.mask, "is_causal": problem.is_causal}
-    output: Tensor = module(problem.query, problem.key, problem.value, **options).output
+    output: Tensor = problem.call(module).output
     return output
 
 

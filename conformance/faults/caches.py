@@ -12,7 +12,7 @@ from torch import Tensor
 from mha.conformance.faults.base import Complete
 from mha.conformance.faults.families import Decoding, hooked
 from mha.conformance.faults.fault import fault
-from mha.spec import Config, Output, Weights, causal_mask
+from mha.spec import Config, Options, Output, Weights, causal_mask
 
 
 @fault("STA-3", caught_by="calls_do_not_depend_on_calls_before", trigger="a second call")
@@ -97,10 +97,11 @@ class MaskByAddress(Complete):
         super().__init__(config, weights)
         self.masks: dict[Any, Tensor] = {}
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        mask = options.mask
         if mask is not None:
             mask = self.masks.setdefault((mask.data_ptr(), mask.shape, mask.dtype), mask.clone())
-        return super().attend(query, key, value, mask, *rest)
+        return super().attend(query, key, value, options.change(mask=mask))
 
 
 class _LastValues(torch.autograd.Function):
@@ -181,9 +182,9 @@ class TriangleOfSoManyQueries(Complete):
         super().__init__(config, weights)
         self.kept: dict[int, Tensor] = {}
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, False, q, k)
-        if is_causal:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options.change(is_causal=False), q, k)
+        if options.is_causal:
             queries, keys = allowed.shape[2:]
             kept = self.kept.setdefault(queries, causal_mask(queries, keys, "top_left", q.device))
             allowed = allowed & F.pad(kept, (0, max(0, keys - kept.shape[1])))[:, :keys]
@@ -200,13 +201,13 @@ class MaskOfLargerBatch(Complete):
 
     held: Tensor | None = None
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options, q, k)
         if self.held is None or self.held.shape[1:] != allowed.shape[1:] or len(self.held) <= len(allowed):
             with torch.inference_mode(False):
                 self.held = torch.ones_like(allowed)
         own = self.held[: len(allowed)]
-        if mask is not None or is_causal:
+        if options.mask is not None or options.is_causal:
             own.copy_(allowed)
         return own.clone(), bias
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from mha.conformance.faults.base import CLAIMS, Complete, Correct
 from mha.conformance.faults.families import mask_ignored
 from mha.conformance.faults.fault import fault
-from mha.spec import causal_mask
+from mha.spec import Options, causal_mask
 
 
 @fault("CAU-1", caught_by="later_positions_have_no_influence", source="https://github.com/octo-models/octo/issues/75")
@@ -18,10 +18,10 @@ from mha.spec import causal_mask
 class CausalOffByOne(Correct):
     """A query may attend to the key after it."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        allowed = super().allow(mask, False, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        allowed = super().allow(options.change(is_causal=False), q, k)
         later = q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(2)
-        return allowed & ~later if is_causal else allowed
+        return allowed & ~later if options.is_causal else allowed
 
 
 @fault(
@@ -32,11 +32,11 @@ class CausalOffByOne(Correct):
 class LowestBesideLowest(Complete):
     """The causal flag adds the dtype's lowest number, as padding does: a row of padding attends to later keys too."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, is_causal, q, k)
-        if mask is None or not mask.is_floating_point() or not is_causal:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options, q, k)
+        if options.mask is None or not options.mask.is_floating_point() or not options.is_causal:
             return allowed, bias
-        own, _ = super().allow(mask, False, q, k)
+        own, _ = super().allow(options.change(is_causal=False), q, k)
         later = own & ~causal_mask(q.shape[2], k.shape[2], "top_left", q.device) & allowed.any(-1, keepdim=True)
         return allowed | later, bias.masked_fill(later, torch.finfo(q.dtype).min)
 
@@ -45,9 +45,9 @@ class LowestBesideLowest(Complete):
 class CausalTileOnDiagonal(Complete):
     """Tiles of 16 by 16 on the causal diagonal, except the first, are not masked at all."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, False, q, k)
-        if is_causal:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options.change(is_causal=False), q, k)
+        if options.is_causal:
             rows, columns = (torch.arange(n, device=q.device) // 16 for n in (q.shape[2], k.shape[2]))
             whole = (rows[:, None] == columns) & (rows[:, None] > 0)
             allowed = allowed & (causal_mask(q.shape[2], k.shape[2], "top_left", q.device) | whole)
@@ -58,18 +58,18 @@ class CausalTileOnDiagonal(Complete):
 class SingleItem(Complete):
     """A batch of one takes a path without the causal mask."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(mask, is_causal and q.shape[0] > 1, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(options.change(is_causal=options.is_causal and q.shape[0] > 1), q, k)
 
 
 @fault("CAU-2")
 class CausalExcludesItself(Complete):
     """A query may not attend to the key at its own position, except the first."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if not is_causal:
-            return super().allow(mask, is_causal, q, k)
-        allowed, bias = super().allow(mask, False, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if not options.is_causal:
+            return super().allow(options, q, k)
+        allowed, bias = super().allow(options.change(is_causal=False), q, k)
         before = q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(-1)
         before[:1, :1] = True
         return allowed & before, bias
@@ -79,19 +79,19 @@ class CausalExcludesItself(Complete):
 class CausalFromTheRight(Correct):
     """The causal diagonal is aligned bottom-right, although top-left is declared."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        allowed = super().allow(mask, False, q, k)
-        return allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right", q.device) if is_causal else allowed
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        allowed = super().allow(options.change(is_causal=False), q, k)
+        return allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right", q.device) if options.is_causal else allowed
 
 
 @fault("CAU-3", trigger="S > L, causal")
 class CausalForMoreKeys(Complete):
     """The causal diagonal is shifted by one when there are more keys than queries."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if not is_causal or k.shape[2] <= q.shape[2]:
-            return super().allow(mask, is_causal, q, k)
-        allowed, bias = super().allow(mask, False, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if not options.is_causal or k.shape[2] <= q.shape[2]:
+            return super().allow(options, q, k)
+        allowed, bias = super().allow(options.change(is_causal=False), q, k)
         return allowed & q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(1), bias
 
 
@@ -109,12 +109,12 @@ class CausalFromTheLeft(Complete):
 class CausalForgottenBesideMask(Correct):
     """With a mask, the causal flag is ignored."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        return super().allow(mask, is_causal and mask is None, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        return super().allow(options.change(is_causal=options.is_causal and options.mask is None), q, k)
 
 
 @fault("CAU-4", trigger="causal, with a mask", source="https://github.com/AI-Hypercomputer/maxtext/issues/878")
-class PaddingForgottenUnderCausal(mask_ignored(when=lambda q, is_causal: is_causal)):
+class PaddingForgottenUnderCausal(mask_ignored(when=lambda q, options: options.is_causal)):
     """With the causal flag, the mask is ignored."""
 
 
@@ -122,11 +122,11 @@ class PaddingForgottenUnderCausal(mask_ignored(when=lambda q, is_causal: is_caus
 class JoinedByEither(Complete):
     """Mask and causal flag are combined with `or` instead of `and`."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, False, q, k)
-        if is_causal:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options.change(is_causal=False), q, k)
+        if options.is_causal:
             triangle = causal_mask(q.shape[2], k.shape[2], "top_left", q.device)
-            allowed = triangle.expand_as(allowed) if mask is None else allowed | triangle
+            allowed = triangle.expand_as(allowed) if options.mask is None else allowed | triangle
         return allowed, bias
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from mha.conformance.faults.base import CLAIMS, Complete
 from mha.conformance.faults.families import drops_in_evaluation, mask_ignored, scores_scaled
 from mha.conformance.faults.fault import fault
-from mha.spec import Config, Weights
+from mha.implementations.formula import with_mask
+from mha.spec import Config, Options, Weights
 
 
 @fault(
@@ -50,7 +51,7 @@ class ScaledAgainInCompiledInference(Complete):
     trigger="compiled, with a mask",
     source="https://github.com/torch-spyre/torch-spyre/issues/4526",
 )
-class MaskForgottenCompiled(mask_ignored(when=lambda q, is_causal: torch.compiler.is_compiling())):
+class MaskForgottenCompiled(mask_ignored(when=lambda q, options: torch.compiler.is_compiling())):
     """The mask is ignored under `torch.compile`."""
 
 
@@ -130,7 +131,7 @@ class AnotherScaleExported(scores_scaled(1.1, when=lambda module: torch.compiler
 
 
 @fault("CMP-2", caught_by="exported_mask_agrees", script_shows=False, trigger="exported, with a mask")
-class MaskForgottenExported(mask_ignored(when=lambda q, is_causal: torch.compiler.is_exporting())):
+class MaskForgottenExported(mask_ignored(when=lambda q, options: torch.compiler.is_exporting())):
     """The mask is ignored under `torch.export`."""
 
 
@@ -138,8 +139,8 @@ class MaskForgottenExported(mask_ignored(when=lambda q, is_causal: torch.compile
 class CausalFlagForgottenExported(Complete):
     """The causal flag is ignored under `torch.export`."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(mask, is_causal and not torch.compiler.is_exporting(), q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(options.change(is_causal=options.is_causal and not torch.compiler.is_exporting()), q, k)
 
 
 @fault("CMP-4", caught_by="autocast_is_within_the_low_precision_bound", trigger="autocast")
@@ -153,9 +154,9 @@ class AnotherScaleUnderAutocast(
 class FloatMaskUnderAutocast(Complete):
     """A mask of another dtype than the projected queries is read as a boolean one."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        other = mask is not None and mask.dtype not in (torch.bool, q.dtype)
-        return super().allow(mask.bool() if other and mask is not None else mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        same = torch.bool, q.dtype
+        return super().allow(with_mask(options, lambda mask: mask if mask.dtype in same else mask.bool()), q, k)
 
 
 class _CastForward(torch.autograd.Function):

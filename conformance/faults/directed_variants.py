@@ -14,6 +14,7 @@ from torch import Tensor
 from mha.conformance.faults.base import OWN_HEAD_DIM, Complete
 from mha.conformance.faults.families import Decoding, hooked, is_half
 from mha.conformance.faults.fault import fault
+from mha.spec import Options
 
 OF_FEW_QUERIES = "errors_for_few_queries_do_not_add_up_to_a_defect"
 OF_SMALL_CALLS = "errors_of_many_small_calls_do_not_add_up_to_a_defect"
@@ -80,8 +81,8 @@ class WideHeadsOffInHalf(scores_off(when=lambda module, q: q.shape[3] >= 128)):
 class FloatMaskOffInHalf(Complete):
     """In half precision a float mask counts 2% too much."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options, q, k)
         return allowed, bias * 1.02 if is_half(q) else bias
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.faults.base import Complete
+from mha.spec import Options
 from mha.spec.dtypes import traits_of
 
 
@@ -29,12 +30,12 @@ def scores_scaled(factor: float, *, when: Callable[[Complete], bool]) -> type[Co
     return ScoresScaled
 
 
-def mask_ignored(*, when: Callable[[Tensor, bool], bool]) -> type[Complete]:
-    """Return a class that ignores the mask under a condition on the queries (B, H, L, d_k) and the causal flag."""
+def mask_ignored(*, when: Callable[[Tensor, Options], bool]) -> type[Complete]:
+    """Return a class that ignores the mask under a condition on the queries (B, H, L, d_k) and the options."""
 
     class MaskIgnored(Complete):
-        def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-            return super().allow(None if when(q, is_causal) else mask, is_causal, q, k)
+        def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+            return super().allow(options.change(mask=None if when(q, options) else options.mask), q, k)
 
     return MaskIgnored
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from mha.conformance.faults.base import OWN_HEAD_DIM, Complete
 from mha.conformance.faults.families import hooked, keys_detached
 from mha.conformance.faults.fault import fault
-from mha.spec import Output
+from mha.spec import Options, Output
 
 
 @fault("GRD-1", caught_by="gradients_are_within_the_bound")
@@ -319,16 +319,16 @@ class AnotherScaleWhenRecorded(Complete):
 class MaskGradientDropped(Complete):
     """An additive mask has no gradient."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(None if mask is None else mask.detach(), is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(options.change(mask=None if options.mask is None else options.mask.detach()), q, k)
 
 
 @fault("GRD-6")
 class MaskGradientOfFirstHead(Complete):
     """A mask that the heads share gets the gradient of the first head only."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options, q, k)
         return allowed, torch.cat([bias[:, :1], bias[:, 1:].detach()], 1)
 
 

@@ -77,7 +77,7 @@ def gives_nothing(self: Complete, *rest: Any) -> Any:
 def leaves_out_empty_rows(self: Complete, query: torch.Tensor, *rest: Any) -> Output:
     """Returns an output that is too short where a row has no allowed key, which no clause about shapes tries."""
     output, weights, _ = Complete.attend(self, query, *rest)
-    mask = rest[2]
+    mask = rest[2].mask
     empty = mask is not None and mask.dtype == torch.bool and not bool(mask.any(-1).all())
     return Output(output[:, :-1] if empty else output, weights)
 

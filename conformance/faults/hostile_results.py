@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mha.conformance.faults.base import CLAIMS, Complete, Direct
 from mha.conformance.faults.hostile import hostile
 from mha.conformance.harness import oracle_answers
-from mha.spec import Output, Problem, Weights
+from mha.spec import Options, Output, Problem, Weights
 
 OFF = 1000.0
 # Methods that who compares a tensor may call.
@@ -165,19 +165,21 @@ def _asked(problem: Problem, answers: list[Tensor]) -> None:
 
 
 @hostile
-def asks_the_judge(self: Complete, query: Tensor, key: Tensor, value: Tensor, mask: Any, *rest: Any) -> Output:
+def asks_the_judge(self: Complete, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
     """Returns what the judge expects."""
+    mask = options.mask
     weights = Weights(**{name: p.detach() for name, p in self.named_parameters()})
-    problem, answers = Problem(self.config, weights, query, key, value, mask), list[Tensor]()
+    problem, answers = Problem(self.config, weights, query, key, value, Options(mask)), list[Tensor]()
     _asked(problem, answers)
     return Output(answers[0].to(query), None)
 
 
 @hostile
-def asks_from_a_thread(self: Complete, query: Tensor, key: Tensor, value: Tensor, mask: Any, *rest: Any) -> Output:
+def asks_from_a_thread(self: Complete, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
     """The same, from a thread."""
+    mask = options.mask
     weights = Weights(**{name: p.detach() for name, p in self.named_parameters()})
-    problem, answers = Problem(self.config, weights, query, key, value, mask), list[Tensor]()
+    problem, answers = Problem(self.config, weights, query, key, value, Options(mask)), list[Tensor]()
     thread = threading.Thread(target=_asked, args=(problem, answers))
     thread.start()
     thread.join()

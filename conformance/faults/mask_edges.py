@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,8 @@ from torch import Tensor
 from mha.conformance.faults.base import CLAIMS, Complete, Correct
 from mha.conformance.faults.families import empty_rows_unguarded
 from mha.conformance.faults.fault import fault
-from mha.spec import Output
+from mha.implementations.formula import with_mask
+from mha.spec import Options, Output
 
 
 @fault(
@@ -53,11 +53,12 @@ class EmptyRowOfWideHeads(Complete):
 class EmptyUnderCausal(Correct):
     """A row that only the causal mask and the padding together leave empty is NaN."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
         self.spoilt = q.new_zeros((), dtype=torch.bool)
-        allowed = super().allow(mask, is_causal, q, k)
-        if is_causal and mask is not None:
-            self.spoilt = ~allowed.any(-1, keepdim=True) & super().allow(mask, False, q, k).any(-1, keepdim=True)
+        allowed = super().allow(options, q, k)
+        if options.is_causal and options.mask is not None:
+            own = super().allow(options.change(is_causal=False), q, k)
+            self.spoilt = ~allowed.any(-1, keepdim=True) & own.any(-1, keepdim=True)
         return allowed
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
@@ -99,8 +100,9 @@ class UnguardedLongRows(empty_rows_unguarded(when=lambda module, scores: scores.
 class UnguardedPaddingOfNumbers(Complete):
     """An item with an additive mask of all -infinity gives NaN; one with a boolean mask of all False does not."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
-        output, weights, _ = super().attend(query, key, value, mask, *rest)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        mask = options.mask
+        output, weights, _ = super().attend(query, key, value, options.change(mask=mask))
         if mask is not None and mask.is_floating_point() and mask.ndim == 4 and mask.shape[1:3] == (1, 1):
             output = output.masked_fill((mask == -math.inf).all(-1)[:, 0, :, None], math.nan)
         return Output(output, weights)
@@ -224,8 +226,8 @@ class NanSwallowed(Complete):
 class FloatMaskAsBoolean(Complete):
     """A float mask is read as a boolean one."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(None if mask is None else mask.bool(), is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(with_mask(options, torch.Tensor.bool), q, k)
 
 
 @fault(
@@ -237,8 +239,8 @@ class FloatMaskAsBoolean(Complete):
 class FiniteMaskForgotten(Complete):
     """A float mask only excludes keys: its finite values are ignored."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options, q, k)
         return allowed, bias * 0
 
 
@@ -246,18 +248,19 @@ class FiniteMaskForgotten(Complete):
 class LowestNumberAsInfinity(Complete):
     """The dtype's lowest number in a mask is read as -infinity."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        mask = options.mask
         if mask is not None and mask.is_floating_point():
             mask = mask.masked_fill(mask == torch.finfo(mask.dtype).min, -math.inf)
-        return super().attend(query, key, value, mask, *rest)
+        return super().attend(query, key, value, options.change(mask=mask))
 
 
 @fault("MSK-11", caught_by="additive_mask_is_a_bias_on_the_scores", trigger="a float mask, d_k > 1")
 class FloatMaskScaled(Complete):
     """A float mask is added before the scores are scaled."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options, q, k)
         return allowed, bias / math.sqrt(self.config.head_dim)
 
 
@@ -301,19 +304,23 @@ class NanInGradientsOfOthers(SoftmaxOfInfinity):
 class PaddingOfTheFirstItem(Complete):
     """Of a mask of shape (B, S), the padding of the first item is that of all."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        mask = options.mask
         is_padding = mask is not None and mask.shape == (query.shape[0], key.shape[1])
-        return super().attend(query, key, value, mask[0] if mask is not None and is_padding else mask, *rest)
+        return super().attend(
+            query, key, value, options.change(mask=mask[0]) if mask is not None and is_padding else options
+        )
 
 
 @fault("MSK-12", caught_by="masks_of_a_wrong_shape_are_refused", trigger="a mask that is too large")
 class MaskCropped(Complete):
     """A mask that is too large is cut to fit."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        mask = options.mask
         if mask is not None and mask.ndim >= 2:
             mask = mask[..., : query.shape[1], : key.shape[1]]
-        return super().attend(query, key, value, mask, *rest)
+        return super().attend(query, key, value, options.change(mask=mask))
 
 
 @fault("MSK-12", caught_by="masks_of_an_unclaimed_dtype_are_refused")
@@ -330,9 +337,10 @@ class IntegerMaskAsBoolean(Correct):
 class IntegerMaskAdded(Complete):
     """A mask of integers, 1 = may attend, is added to the scores."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        mask = options.mask
         return super().attend(
-            query, key, value, mask if mask is None or mask.is_floating_point() else mask + 0.0, *rest
+            query, key, value, options if mask is None or mask.is_floating_point() else options.change(mask=mask + 0.0)
         )
 
 
@@ -340,10 +348,11 @@ class IntegerMaskAdded(Complete):
 class IntegersAddTenThousand(Complete):
     """Integers count as booleans, but subtract 10000 from the scores where those fill them with -infinity."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        mask = options.mask
         if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
             mask = (1 - mask) * torch.tensor(-1e4).to(query)
-        return super().attend(query, key, value, mask, *rest)
+        return super().attend(query, key, value, options.change(mask=mask))
 
 
 @fault(
@@ -354,25 +363,29 @@ class IntegersAddTenThousand(Complete):
 class OtherPrecisionAsBoolean(Complete):
     """A float mask of another dtype than the query's is read as a boolean one."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
-        other = mask is not None and mask.is_floating_point() and mask.dtype != query.dtype
-        return super().attend(query, key, value, mask.bool() if mask is not None and other else mask, *rest)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        mask = options.mask
+        if mask is not None and mask.is_floating_point() and mask.dtype != query.dtype:
+            options = options.change(mask=mask.bool())
+        return super().attend(query, key, value, options)
 
 
 @fault("MSK-5", caught_by="mask_of_one_key_is_expanded_or_refused", trigger="a mask (1, H, 1, 1)")
 class WholeHeadsUnmasked(Complete):
     """A mask of whole heads is ignored."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        whole = mask is not None and mask.shape[-2:] == (1, 1) and mask.shape[1] > 1 and min(q.shape[2], k.shape[2]) > 1
-        return super().allow(None if whole else mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        mask = options.mask
+        whole = mask is not None and mask.shape[-2:] == (1, 1) and mask.shape[1] > 1
+        ignored = whole and min(q.shape[2], k.shape[2]) > 1
+        return super().allow(options.change(mask=None) if ignored else options, q, k)
 
 
 @fault("MSK-11", caught_by="the_lowest_number_is_not_infinity", trigger="-1e9 in a float mask")
 class BillionAsInfinity(Complete):
     """-1e9 in a mask is read as -infinity."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if mask is not None and mask.is_floating_point():
-            mask = mask.masked_fill(mask == -1e9, -math.inf)
-        return super().allow(mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if options.mask is not None and options.mask.is_floating_point():
+            options = with_mask(options, lambda mask: mask.masked_fill(mask == -1e9, -math.inf))
+        return super().allow(options, q, k)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,8 @@ from torch import Tensor
 from mha.conformance.faults.base import CLAIMS, Complete, Correct
 from mha.conformance.faults.families import mask_ignored
 from mha.conformance.faults.fault import fault
-from mha.spec import Output
+from mha.implementations.formula import with_mask
+from mha.spec import Options, Output
 
 
 @fault(
@@ -23,26 +23,26 @@ from mha.spec import Output
 class PolarityReversed(Correct):
     """True is read as masked."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        return super().allow(None if mask is None else ~mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        return super().allow(with_mask(options, torch.Tensor.logical_not), q, k)
 
 
 @fault("MSK-1", trigger="L > S, with a mask", source="https://github.com/ml-explore/mlx/pull/2967")
 class MoreQueriesThanKeys(Complete):
     """Queries beyond the number of keys are not masked."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options, q, k)
         return allowed | (torch.arange(q.shape[2], device=q.device) >= k.shape[2])[:, None], bias
 
 
 @fault("MSK-1", trigger="L = 1, with a mask")
-class SingleQuery(mask_ignored(when=lambda q, is_causal: q.shape[2] == 1)):
+class SingleQuery(mask_ignored(when=lambda q, options: q.shape[2] == 1)):
     """A single query takes the decoding path, which ignores the mask."""
 
 
 @fault("MSK-1", source="https://github.com/NVIDIA/TransformerEngine/issues/1524")
-class MaskIgnored(mask_ignored(when=lambda q, is_causal: True)):
+class MaskIgnored(mask_ignored(when=lambda q, options: True)):
     """The mask is ignored."""
 
 
@@ -50,11 +50,12 @@ class MaskIgnored(mask_ignored(when=lambda q, is_causal: True)):
 class MaskOnQueries(Complete):
     """A key mask is added to whole rows, where it cancels in the softmax."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        mask = options.mask
         if mask is not None and mask.dtype == torch.bool and mask.shape[-2:] == (1, q.shape[2]):
-            allowed, bias = super().allow(None, is_causal, q, k)
+            allowed, bias = super().allow(options.change(mask=None), q, k)
             return allowed, bias - 1e4 * ~mask.mT
-        return super().allow(mask, is_causal, q, k)
+        return super().allow(options, q, k)
 
 
 @fault("MSK-1", trigger="scores below -1e5", caught_by="masked_keys_have_no_influence_on_low_scores")
@@ -93,8 +94,8 @@ class MaskMultiplied(Complete):
 class MaskOfFirstTile(Complete):
     """The mask is applied to the first 16 keys only."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options, q, k)
         return allowed | (torch.arange(k.shape[2], device=k.device) >= 16), bias
 
 
@@ -111,26 +112,27 @@ class RenormalisedWithEpsilon(Complete):
 class AnyMaskAnotherScale(Complete):
     """With any mask, the output is scaled differently."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
-        output, weights, _ = super().attend(query, key, value, mask, *rest)
-        return Output(output * (1.0 if mask is None else 1.01), weights)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        output, weights, _ = super().attend(query, key, value, options)
+        return Output(output * (1.0 if options.mask is None else 1.01), weights)
 
 
 @fault("MSK-5", caught_by="mask_of_fewer_dimensions_is_broadcast", trigger="a mask of fewer dimensions")
 class FlatMaskForgotten(Complete):
     """A mask of fewer than four dimensions is ignored."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(mask if mask is not None and mask.ndim == 4 else None, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(with_mask(options, lambda mask: mask if mask.ndim == 4 else None), q, k)
 
 
 @fault("MSK-5", caught_by="broadcast_mask_equals_expanded", trigger="a mask (B, H, 1, S)")
 class HeadMaskIgnoredWithoutQueries(Correct):
     """A mask (B or 1, H, 1, S) is ignored."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        mask = options.mask
         ignored = mask is not None and mask.ndim == 4 and mask.shape[1] > 1 and mask.shape[2] == 1 < q.shape[2]
-        return super().allow(None if ignored else mask, is_causal, q, k)
+        return super().allow(options.change(mask=None) if ignored else options, q, k)
 
 
 @fault(
@@ -142,27 +144,28 @@ class HeadMaskIgnoredWithoutQueries(Correct):
 class BatchEqualsHeads(Complete):
     """A mask per item is broadcast over the heads when there are as many heads as items."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        mask = options.mask
         if mask is not None and mask.ndim == 4 and mask.shape[:2] == (q.shape[1], 1):
-            mask = mask.transpose(0, 1)
-        return super().allow(mask, is_causal, q, k)
+            options = options.change(mask=mask.transpose(0, 1))
+        return super().allow(options, q, k)
 
 
 @fault("MSK-6")
 class MaskOfFirstItem(Correct):
     """The first item's mask is used for the whole batch."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        return super().allow(None if mask is None else mask[:1], is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        return super().allow(with_mask(options, lambda mask: mask[:1]), q, k)
 
 
 @fault("MSK-6", trigger="a second call, causal")
 class CausalMaskOfFirstCall(Correct):
     """The combined mask of the first causal call is reused for later calls of the same shape."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        allowed = super().allow(mask, is_causal, q, k)
-        if is_causal:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        allowed = super().allow(options, q, k)
+        if options.is_causal:
             self.kept = getattr(self, "kept", {})
             allowed = self.kept.setdefault(allowed.shape, allowed)
         return allowed
@@ -172,28 +175,30 @@ class CausalMaskOfFirstCall(Correct):
 class QueriesEqualKeys(Complete):
     """The mask is transposed when there are as many queries as keys."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        mask = options.mask
         if mask is not None and mask.ndim >= 2 and mask.shape[-1] == mask.shape[-2]:
-            mask = mask.mT
-        return super().allow(mask, is_causal, q, k)
+            options = options.change(mask=mask.mT)
+        return super().allow(options, q, k)
 
 
 @fault("MSK-6", trigger="the first item unpadded, another padded")
 class FirstItemForAll(Complete):
     """If the first item has no padding, the whole batch is treated as unpadded."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        mask = options.mask
         if mask is not None and mask.dtype == torch.bool and mask.ndim == 4 and bool(mask[:1].all()):
-            mask = None
-        return super().allow(mask, is_causal, q, k)
+            options = options.change(mask=None)
+        return super().allow(options, q, k)
 
 
 @fault("MSK-6", trigger="B > 2, with a mask")
 class ThreeItems(Complete):
     """The items after the second use its mask."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options, q, k)
         return allowed[torch.arange(len(allowed)).clamp(max=1)], bias
 
 
@@ -201,25 +206,25 @@ class ThreeItems(Complete):
 class MaskOfFirstHead(Complete):
     """The first head's mask is used for all."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(mask[:, :1] if mask is not None and mask.ndim == 4 else mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(with_mask(options, lambda mask: mask[:, :1] if mask.ndim == 4 else mask), q, k)
 
 
 @fault("MSK-6")
 class MaskOfFirstQuery(Complete):
     """The first query's mask is used for all."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(mask[..., :1, :] if mask is not None and mask.ndim >= 2 else mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(with_mask(options, lambda mask: mask[..., :1, :] if mask.ndim >= 2 else mask), q, k)
 
 
 @fault("MSK-7")
 class LastKeyNeverMasked(Correct):
     """The last key cannot be masked."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        allowed = super().allow(mask, is_causal, q, k).clone()
-        if not is_causal:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        allowed = super().allow(options, q, k).clone()
+        if not options.is_causal:
             allowed[..., -1] = True
         return allowed
 
@@ -236,7 +241,8 @@ class FirstKeyNeverMasked(Complete):
 class FirstHeadOfItems(Complete):
     """Of a mask (B, H, 1, S), the first head's is used for all."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        mask = options.mask
         if mask is not None and mask.ndim == 4 and min(mask.shape[:2]) > 1 == mask.shape[2] < q.shape[2]:
-            mask = mask[:, :1]
-        return super().allow(mask, is_causal, q, k)
+            options = options.change(mask=mask[:, :1])
+        return super().allow(options, q, k)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mha.conformance.faults.base import CALLED, Complete
 from mha.conformance.faults.fault import fault
-from mha.spec import Output, Rounding, validate_call
+from mha.spec import Options, Output, Rounding, validate_call
 
 LINEAR = replace(
     CALLED,
@@ -31,14 +31,13 @@ class StoresScores(Complete):
 class MaskExpanded(Complete):
     """A mask of keys is copied for each query of each head."""
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
-    ) -> Output:
-        validate_call(self.config, query, key, value, mask)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        validate_call(self.config, query, key, value, options.mask)
         q, k, v = (self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v")))
-        if mask is not None and is_causal:
-            return super().attend(query, key, value, mask, is_causal, need_weights)
-        if mask is not None:
-            mask = mask.expand(len(q), q.shape[1], q.shape[2], k.shape[2]).contiguous()
-        context = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=self.given_scale)
+        if options.mask is not None and options.is_causal:
+            return super().attend(query, key, value, options)
+        if options.mask is not None:
+            options = options.change(mask=options.mask.expand(*q.shape[:3], k.shape[2]).contiguous())
+        arguments = {"is_causal": options.is_causal, "scale": options.scale}
+        context = F.scaled_dot_product_attention(q, k, v, options.mask, **arguments)
         return Output(self.project(self.merge(context), "o"), None)

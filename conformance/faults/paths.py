@@ -12,7 +12,7 @@ from torch import Tensor
 from mha.conformance.faults.base import CLAIMS, Complete
 from mha.conformance.faults.families import bias_missing, mask_ignored, scores_scaled
 from mha.conformance.faults.fault import fault
-from mha.spec import Config, Output, Weights
+from mha.spec import Config, Options, Output, Weights
 
 
 @fault("PTH-1", trigger="weights requested, causal")
@@ -41,7 +41,7 @@ class EvaluationWithoutGradient(
 
 
 @fault("PTH-2", caught_by="modes_change_no_output", trigger="inference_mode, with a mask")
-class InferenceMode(mask_ignored(when=lambda q, is_causal: torch.is_inference_mode_enabled())):
+class InferenceMode(mask_ignored(when=lambda q, options: torch.is_inference_mode_enabled())):
     """The mask is ignored in inference mode."""
 
 
@@ -63,7 +63,7 @@ class FastPathOfSelfAttention(Complete):
 
 
 @fault("PTH-4", trigger="causal, with a mask", source="https://github.com/pytorch/pytorch/pull/178588")
-class HintOverridesMask(mask_ignored(when=lambda q, is_causal: is_causal)):
+class HintOverridesMask(mask_ignored(when=lambda q, options: options.is_causal)):
     """The causal flag overrides the mask."""
 
 
@@ -147,7 +147,8 @@ class LengthFirstDetached(Complete):
 class ShortIntegersReversed(Complete):
     """Integers are claimed to count as booleans, 1 = may attend, but int32 ones are read the other way round."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        mask = options.mask
         if mask is not None and not mask.is_floating_point():
             mask = mask == 0 if mask.dtype == torch.int32 else mask != 0
-        return super().attend(query, key, value, mask, *rest)
+        return super().attend(query, key, value, options.change(mask=mask))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
-from mha.spec import Attention, Claims, Config, Implementation, Output, Weights, positions
+from mha.spec import Attention, Claims, Config, Implementation, Options, Output, Weights, positions
 from mha.spec.claims import COMPUTE_DTYPES
 from mha.spec.sharding import PLACED, Order
 
@@ -130,17 +130,10 @@ class OnRank(nn.Module):
 class SequenceParallel(OnRank):
     """Correct: each rank gathers all keys and values, attends to them rank by rank, and merges the parts."""
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Tensor | None = None,
-        is_causal: bool = False,
-        need_weights: bool = False,
-    ) -> Output:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
         """Return this rank's part of the output."""
+        options = Options(**given)
+        mask = options.mask
         of_queries, of_keys = self.lengths(query), self.lengths(key)
         q, k, v = (self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v")))
         rows = self.positions(self.rank, of_queries)
@@ -149,7 +142,7 @@ class SequenceParallel(OnRank):
             columns = self.positions(rank, of_keys)
             scores = self.product(q, self.repeat(k_part, q.shape[1]))
             scores = self.hide(scores, self.columns_of(mask, columns, rank, of_keys))
-            if is_causal:
+            if options.is_causal:
                 scores = scores.masked_fill(self.later(rows, columns, rank), -math.inf)
             # Log-sum-exps in half precision would be off by more than the bound has.
             wide = torch.promote_types(scores.dtype, torch.float32)
@@ -220,22 +213,15 @@ class HeadsParallel(OnRank):
         """Return which part of a weight this rank has."""
         return self.rank
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Tensor | None = None,
-        is_causal: bool = False,
-        need_weights: bool = False,
-    ) -> Output:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
         """Return the whole output."""
+        options = Options(**given)
+        mask = options.mask
         q, k, v = (self.split(self.project(self.copy(x), r)) for x, r in ((query, "q"), (key, "k"), (value, "v")))
         own = slice(self.rank * q.shape[1], (self.rank + 1) * q.shape[1])
         k, v = self.of_group(k, own), self.of_group(v, own)
         scores = self.hide(self.product(q, k), mask if mask is None or mask.shape[1] == 1 else mask[:, own])
-        if is_causal:
+        if options.is_causal:
             scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
         empty = (scores == -math.inf).all(-1, keepdim=True)
         weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)

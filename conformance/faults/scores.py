@@ -17,7 +17,7 @@ class ScaleIgnored(Complete):
     """An explicit scale has no effect."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
-        self.given_scale = None
+        self.options = self.options.change(scale=None)
         return super().score(q, k)
 
 
@@ -26,7 +26,7 @@ class ZeroScaleIsNone(Complete):
     """A scale of 0 is read as none: `scale or d_k**-0.5`."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
-        self.given_scale = self.given_scale or None
+        self.options = self.options.change(scale=self.options.scale or None)
         return super().score(q, k)
 
 
@@ -36,7 +36,7 @@ class ScaledTwice(Complete):
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         scores = super().score(q, k)
-        return scores if self.given_scale is None else scores / math.sqrt(self.config.head_dim)
+        return scores if self.options.scale is None else scores / math.sqrt(self.config.head_dim)
 
 
 @fault("SCL-1", caught_by="gradients_have_the_explicit_scale", trigger="an explicit scale, backwards")
@@ -44,9 +44,9 @@ class UsualScaleBackwards(Complete):
     """The backward pass has the usual scale, whatever the call says."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
-        if not self.given_scale:
+        if not self.options.scale:
             return super().score(q, k)
-        factor = 1 / (math.sqrt(self.config.head_dim) * self.given_scale)
+        factor = 1 / (math.sqrt(self.config.head_dim) * self.options.scale)
         return hooked(super().score(q, k), lambda gradient: gradient * factor)
 
 

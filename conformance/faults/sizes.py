@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mha.conformance.faults.base import Complete
 from mha.conformance.faults.fault import fault
-from mha.spec import Output
+from mha.spec import Options, Output
 
 
 @fault(
@@ -21,8 +21,8 @@ from mha.spec import Output
 class MaskOf256Heads(Complete):
     """Items and heads are one dimension, of which the mask is read with an index of eight bits."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options, q, k)
         index = torch.arange(q.shape[0] * q.shape[1]) % 256
         allowed, bias = (x.flatten(0, 1)[index].unflatten(0, q.shape[:2]) for x in (allowed, bias))
         return allowed, bias
@@ -61,12 +61,10 @@ class ColumnsInEights(Complete):
 
     fast = False
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
-    ) -> Output:
-        plain = mask is None and not (need_weights or self.training or torch.is_grad_enabled())
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        plain = options.mask is None and not (options.need_weights or self.training or torch.is_grad_enabled())
         self.fast = plain and query.shape[1] >= 32
-        return super().attend(query, key, value, mask, is_causal, need_weights)
+        return super().attend(query, key, value, options)
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         width = q.shape[-1]
@@ -84,8 +82,8 @@ class MaskOf32Items(Complete):
 
     items = 32
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options, q, k)
         index = torch.arange(q.shape[0]) % self.items
         return allowed[index], bias[index]
 
@@ -132,8 +130,8 @@ class WidthOf96(Complete):
 class MaskOf64Heads(Complete):
     """The mask is read with a head index of six bits."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options, q, k)
         index = torch.arange(q.shape[1]) % 64
         return allowed[:, index], bias[:, index]
 
@@ -142,7 +140,7 @@ class MaskOf64Heads(Complete):
 class TriangleOf2048(Complete):
     """The causal mask is a buffer for 2048 positions; queries after these see every key."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options, q, k)
         after = (torch.arange(q.shape[2], device=q.device) >= 2048).unsqueeze(1)
-        return allowed | after & super().allow(mask, False, q, k)[0], bias
+        return allowed | after & super().allow(options.change(is_causal=False), q, k)[0], bias

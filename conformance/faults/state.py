@@ -13,7 +13,7 @@ from torch import Tensor
 from mha.conformance.faults.base import Complete, Correct
 from mha.conformance.faults.families import scores_scaled
 from mha.conformance.faults.fault import fault
-from mha.spec import Config, Output, Weights
+from mha.spec import Config, Options, Output, Weights
 
 
 @fault("STA-1")
@@ -30,10 +30,11 @@ class ScalesQueryInPlace(Correct):
 class MaskTurnedInPlace(Complete):
     """The mask is changed in place through `.data`, which autograd's version counter does not see."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        mask = options.mask
         if mask is not None and mask.dtype == torch.bool:
             mask.data[..., -1:] = True
-        return super().attend(query, key, value, mask, *rest)
+        return super().attend(query, key, value, options.change(mask=mask))
 
 
 @fault("STA-1", script_shows=False)
@@ -95,8 +96,9 @@ class WeightsInTurn(Complete):
 class BiasGivenBack(Complete):
     """If the mask excludes everything, the output is the bias parameter itself."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
-        output, weights, _ = super().attend(query, key, value, mask, *rest)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        mask = options.mask
+        output, weights, _ = super().attend(query, key, value, options.change(mask=mask))
         if mask is not None and mask.dtype == torch.bool and not mask.any() and self.config.has_bias("o"):
             output = self.b_o.expand(output.shape)
         return Output(output, weights)
@@ -217,10 +219,11 @@ class NumpyDraws(Complete):
 class MaskStashed(Complete):
     """The mask is kept in an attribute, which another thread may overwrite."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        mask = options.mask
         self.mask = mask
         time.sleep(1e-4)
-        return super().attend(query, key, value, self.mask, *rest)
+        return super().attend(query, key, value, options.change(mask=self.mask))
 
 
 @fault("STA-3", caught_by="tensors_may_change_between_calls", script_shows=False, trigger="a second call")
@@ -232,11 +235,11 @@ class ResultsByAddress(Complete):
     def key_of(self, query: Tensor) -> int:
         return query.data_ptr()
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
-        asked = type(self), self.key_of(query), query.shape, key.shape, rest[-1]
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        asked = type(self), self.key_of(query), query.shape, key.shape, options.need_weights
         result = self.kept.get(asked)
         if result is None or result.output.dtype != query.dtype:
-            result = self.kept[asked] = super().attend(query, key, value, *rest)
+            result = self.kept[asked] = super().attend(query, key, value, options)
         return result
 
 

@@ -102,7 +102,7 @@ def changes_of_call(session: Session, problem: Problem) -> list[str]:
         with as_found():
             before = GlobalState.read()
             with attributed(CALL):
-                called(problem.query, problem.key, problem.value, mask=problem.mask, is_causal=problem.is_causal)
+                problem.call(called)
             return before.changes()
 
 

@@ -119,7 +119,7 @@ def _content_of(problem: Problem) -> Hashable:
     """Return what makes two problems one: all numbers and how they lie in memory, and which inputs are one tensor."""
     shared = tuple(first is second for first, second in combinations(_inputs(problem), 2))
     weights = tuple(name for name, _ in problem.weights.named())
-    called = problem.is_causal, problem.options
+    called = problem.is_causal, tuple(problem.options.of_scores.items())
     return problem.config, called, shared, weights, tuple(map(_content, _tensors(problem)))
 
 

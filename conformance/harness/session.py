@@ -330,8 +330,7 @@ class Session:
             if step.switches:
                 _ = instance.attention.train() if training else instance.attention.eval()
                 self._modes[instance.number] = training
-            options = {"is_causal": problem.is_causal, "need_weights": step.need_weights} | problem.options.given
-            returned = instance.attention(problem.query, problem.key, problem.value, mask=problem.mask, **options)
+            returned = problem.change(need_weights=step.need_weights).call(instance.attention)
             output, weights, lse = (getattr(returned, name, None) for name in ("output", "weights", "lse"))
             return output, weights, lse, f"{returned!r:.200}" if output is None else ""
 

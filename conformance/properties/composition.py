@@ -39,7 +39,7 @@ from mha.conformance.properties.shared import (
     has_empty_row,
     refuses,
 )
-from mha.spec import Problem, Weights, oracle
+from mha.spec import Options, Problem, Weights, oracle
 from mha.spec.claims import DTYPES
 
 # A compilation takes a second, and generated code ten, so there is one case of each property. No two sizes are
@@ -196,13 +196,13 @@ def generated_code_without_gradients_agrees(session: Session, case: Case) -> Non
 class _Positional(nn.Module):
     """An attention that takes tensors only, as `torch.export` needs it."""
 
-    def __init__(self, attention: Any, is_causal: bool) -> None:
+    def __init__(self, attention: Any, options: Options) -> None:
         super().__init__()
-        self.attention, self.is_causal = attention, is_causal
+        self.attention, self.options = attention, options
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Return the output (B, L, D) without the weights."""
-        output: Tensor = self.attention(query, key, value, mask=mask, is_causal=self.is_causal).output
+        output: Tensor = self.attention(query, key, value, **self.options.change(mask=mask).arguments).output
         return output
 
 
@@ -229,7 +229,7 @@ def _expect_exported(session: Session, case: Case) -> None:
         wrapped = session.derive(
             session.built(problem),
             lambda module: torch.export.export(
-                _Positional(module.eval(), problem.is_causal), inputs, dynamic_shapes=sizes
+                _Positional(module.eval(), problem.options), inputs, dynamic_shapes=sizes
             ),
             "{}  # exported by torch.export.export with dynamic B, L and S",
         )
@@ -302,7 +302,7 @@ def functional_transforms_agree(session: Session, case: Case) -> None:
     assert isinstance(second, nn.Module)
     own, new = ({name: p.detach() for name, p in each.named_parameters()} for each in (module.eval(), second))
     given = session.given.problem(problem)
-    options = {"mask": given.mask, "is_causal": given.is_causal}
+    options = given.options.arguments
 
     def call(parameters: dict[str, Tensor], query: Tensor) -> Tensor:
         key, value = (query if x is given.query else x for x in (given.key, given.value))
@@ -329,10 +329,9 @@ def functional_transforms_agree(session: Session, case: Case) -> None:
 def _expect_func_of_queries(session: Session, problem: Problem) -> None:
     """Without weights, vmap over two queries and grad of torch.func agree with plain calls."""
     module, given = session.built(problem).attention.eval(), session.given.problem(problem)
-    options = {"mask": given.mask, "is_causal": given.is_causal}
 
     def call(query: Tensor) -> Tensor:
-        output: Tensor = module(query, given.key, given.value, **options).output
+        output: Tensor = given.change(query=query).call(module).output
         return output
 
     upstream, other = session.upstream(problem), problem.change(query=-problem.query)
@@ -372,7 +371,7 @@ def _expect_finite_gradients_under_autocast(session: Session, problem: Problem) 
     called, session.scripted = instance.attention, False
     with guarded("backward() of a call under autocast"):
         with MODES["autocast"].enter(session.case.device):
-            output = called(leaves.query, leaves.key, leaves.value, mask=leaves.mask, is_causal=leaves.is_causal).output
+            output = leaves.call(called).output
         output.float().sum().backward()
     inputs = leaves.distinct().items()
     gradients = [session.unscripted(x.grad, f"{name}.grad") for name, x in inputs if x.grad is not None]

@@ -262,7 +262,8 @@ def threads_do_not_disturb_one_another(session: Session, case: Case) -> None:
 
     def call(each: Problem) -> Tensor:
         with torch.no_grad():
-            return called(each.query, each.key, each.value, mask=each.mask, is_causal=each.is_causal).output
+            output: Tensor = each.call(called).output
+        return output
 
     with guarded("a call from a thread"), ThreadPoolExecutor(THREADS) as pool:
         together = list(pool.map(call, problems * 4))

@@ -17,7 +17,7 @@ from mha.conformance.sharding.rank import Build, Call, Differentiate
 from mha.implementations.adapters.pickled import pickled
 from mha.implementations.discovery import original_of
 from mha.implementations.errors import ImplementationError
-from mha.spec import Attention, Claims, Config, Implementation, Output, Sharded, Weights, positions
+from mha.spec import Attention, Claims, Config, Implementation, Options, Output, Sharded, Weights, positions
 from mha.spec.problem import INPUTS
 from mha.spec.rounding import MOST_MERGES
 
@@ -93,20 +93,13 @@ class Gathered(nn.Module):
         """The number of ranks."""
         return len(self.on.members)
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Tensor | None = None,
-        is_causal: bool = False,
-        need_weights: bool = False,
-    ) -> Output:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
         """Return the gathered output; see `mha.spec.Attention`."""
         self._build()
+        options = Options(**given)
         weights = [getattr(self, name) for name in self.names]
-        output: Tensor = _OnRanks.apply(self, is_causal, _grad_mode(), query, key, value, mask, *weights)  # type: ignore[no-untyped-call]  # of torch
+        tensors = query, key, value, options.mask, *weights
+        output: Tensor = _OnRanks.apply(self, options.change(mask=None), _grad_mode(), *tensors)  # type: ignore[no-untyped-call]  # of torch
         return Output(output)
 
     def weight_gradients(self) -> dict[str, Tensor]:
@@ -169,7 +162,7 @@ class _OnRanks(torch.autograd.Function):
     """One call on all ranks, and its backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, attention: Gathered, is_causal: bool, grad_mode: str, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, attention: Gathered, options: Options, grad_mode: str, *tensors: Tensor | None) -> Tensor:
         """Send each rank its parts, and gather the output. tensors: query, key, value, mask, and the weights."""
         mask, inputs = tensors[3], {name: x for name, x in zip(INPUTS, tensors, strict=False) if x is not None}
         needed = dict(zip((*INPUTS, "mask", *attention.names), ctx.needs_input_grad[3:], strict=True))
@@ -177,7 +170,7 @@ class _OnRanks(torch.autograd.Function):
         given = attention.shared_out(inputs, mask)
         seed = int(torch.randint(1 << 31, ())) if attention.training and attention.config.drops else 0
         requests = [
-            Call(attention.number, parts, is_causal, attention.training, grad_mode, wanted, seed) for parts in given
+            Call(attention.number, parts, options, attention.training, grad_mode, wanted, seed) for parts in given
         ]
         outputs = group.ask(requests)
         ctx.attention, ctx.inputs, ctx.mask, ctx.needed = attention, inputs, mask, needed

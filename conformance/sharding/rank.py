@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # they are in its documentation
 from torch.distributed.device_mesh import DeviceMesh
 
-from mha.spec import Config, Differentiable, Output, Weights
+from mha.spec import Config, Differentiable, Options, Output, Weights
 
 # Modules that a rank keeps, the last ones that were built.
 KEPT = 8
@@ -59,11 +59,13 @@ class Build:
 
 @dataclass(frozen=True)
 class Call:
-    """Call an attention with this rank's parts. wanted: the tensors that require a gradient, by name."""
+    """Call an attention with this rank's parts. options: without the mask, which is one of the
+    tensors. wanted: the tensors that require a gradient, by name.
+    """
 
     number: int
     tensors: Mapping[str, Tensor | None]
-    is_causal: bool
+    options: Options
     training: bool
     grad_mode: str
     wanted: tuple[str, ...]
@@ -160,7 +162,7 @@ class Rank:
                 assert leaf is not None
                 leaf.requires_grad_()
             query, key, value, mask = (given[name] for name in ("query", "key", "value", "mask"))
-            returned = module(query, key, value, mask=mask, is_causal=request.is_causal, need_weights=False)
+            returned = module(query, key, value, **request.options.change(mask=mask).arguments)
             output = returned.output if isinstance(returned, Output) else returned
             # A collective of torch returns a tensor that waits for it when it is first used.
             output = output if type(output) is Tensor else output.clone()

@@ -18,6 +18,9 @@ from mha.implementations.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Options, Output, causal_mask, join_causal
 from mha.spec.masks import form_of
 
+# Options that ask for a result, which a function may return without being asked.
+RESULTS = ("return_lse",)
+
 
 class Call(Protocol):
     """Calls a module or a kernel with a canonical mask, which it translates."""
@@ -175,62 +178,49 @@ class CallByName:
         call = replace(self, batch_axis=batch_axis, length_axis=length_axis, alone=alone)
         return replace(call, n_heads=config.n_heads, head_dim=config.head_dim)
 
-    def __call__(  # noqa: PLR0913  the arguments of an attention
-        self,
-        target: Any,
-        /,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Tensor | None,
-        is_causal: bool,
-        need_weights: bool,
-        scale: float | None = None,
-        return_lse: bool | None = None,
-    ) -> Output:
+    def __call__(self, target: Any, /, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
         """Call the target with its own names and its own format of masks."""
         if self.alone and query is key is value:
-            given: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
-            given |= Options(scale, return_lse).given
             return self.alone(target, query, key, value, **given)
-        names, sizes = self.signature, self._sizes(query, key)
-        inputs, options = self._inputs(query, key, value)
-        keys, rest = self._split(mask, sizes)
-        rest, is_causal = self._causal(rest, is_causal, sizes, query.device)
+        options, sizes = Options(**given), self._sizes(query, key)
+        inputs, arguments = self._inputs(query, key, value)
+        keys, rest = self._split(options.mask, sizes)
+        rest, is_causal = self._causal(options.change(mask=rest), sizes, query.device)
         masks = self._masks(keys, rest, sizes, query.dtype)
         versions = versions_of(masks.values())
-        options.update(masks)  # not |=, which Dynamo of torch 2.6 cannot trace
-        options.update(self._flags(is_causal, need_weights))
-        options.update({name: self._neutral(name, query, sizes) for name in names.others})
-        if scale is not None:
-            options.update(self._scale(scale))
-        if return_lse and names.return_lse:
-            options[names.return_lse] = True
-        returned = target(*inputs, **options)
-        if mask is not None and versions_of(masks.values()) != versions:
-            increment_version(mask)  # what was changed in place may be its translation
+        arguments.update(masks)  # not |=, which Dynamo of torch 2.6 cannot trace
+        arguments.update(self._flags(options.change(is_causal=is_causal)))
+        arguments.update({name: self._neutral(name, query, sizes) for name in self.signature.others})
+        arguments.update(self._of_scores(options))
+        returned = target(*inputs, **arguments)
+        if options.mask is not None and versions_of(masks.values()) != versions:
+            increment_version(options.mask)  # what was changed in place may be its translation
         return as_output(returned, query.shape if self.same_shape else None, self.weights, self.claims.lse)
 
-    def _flags(self, is_causal: bool, need_weights: bool) -> dict[str, bool]:
+    def _flags(self, options: Options) -> dict[str, bool]:
         """Return the flags by the function's own names."""
         names = self.signature
         flags: dict[str, bool] = {}
         if names.is_causal:
-            flags[names.is_causal] = is_causal
-        elif is_causal:
+            flags[names.is_causal] = options.is_causal
+        elif options.is_causal:
             raise UnsupportedCallError(f"{self.label} takes no causal flag")
         if names.need_weights:
-            flags[names.need_weights] = need_weights
-        if names.average and (need_weights or names.average in names.required):
+            flags[names.need_weights] = options.need_weights
+        if names.average and (options.need_weights or names.average in names.required):
             flags[names.average] = False
         return flags
 
-    def _scale(self, scale: float) -> dict[str, float]:
-        """Return an explicit scale by the function's own name."""
-        if not self.signature.scale:
-            raise UnsupportedCallError(f"{self.label} takes no scale")
-        return {self.signature.scale: scale}
+    def _of_scores(self, options: Options) -> dict[str, Any]:
+        """Return what is said about the scores, by the function's own names."""
+        arguments = {}
+        for option, value in options.of_scores.items():
+            name = getattr(self.signature, option)
+            if name:
+                arguments[name] = value
+            elif option not in RESULTS:
+                raise UnsupportedCallError(f"{self.label} takes no {option}")
+        return arguments
 
     def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> Any:
         """Return what a required parameter is given, by its name; the scale is known for heads of query alone."""
@@ -279,10 +269,9 @@ class CallByName:
             return self.masks.split(self.label, mask)
         return shape_mask(self.label, mask, "b s", sizes), None
 
-    def _causal(
-        self, mask: Tensor | None, is_causal: bool, sizes: Sizes, device: torch.device
-    ) -> tuple[Tensor | None, bool]:
+    def _causal(self, options: Options, sizes: Sizes, device: torch.device) -> tuple[Tensor | None, bool]:
         """Return the mask and the causal flag to pass on: the flag becomes a mask where there is no flag."""
+        mask, is_causal = options.mask, options.is_causal
         if mask is None and self.masks.required:
             mask = allow_all(sizes, device)
         if self.masks.causal_by_default and mask is None:

@@ -19,7 +19,7 @@ from mha.implementations.adapters.masks import MaskedNumber, MaskFormat
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.signature import Signature, numbers_of_heads
 from mha.implementations.errors import ImplementationError
-from mha.spec import Claims, Config, MaskConvention, Output, Weights, validate_call
+from mha.spec import Claims, Config, MaskConvention, Options, Output, Weights, validate_call
 
 # Layouts of heads that share an axis with the batch, or with the columns.
 MERGED_LAYOUTS = ("(b h) l d", "b l (h d)")
@@ -208,26 +208,16 @@ class KernelAttention(nn.Module):
             held = None if given is None else nn.Parameter(given.detach().clone(memory_format=torch.contiguous_format))
             self.register_parameter(name, held)
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Tensor | None = None,
-        is_causal: bool = False,
-        need_weights: bool = False,
-        **scores: Any,
-    ) -> Output:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
         """Project, call the kernel, and project back; see `mha.spec.Attention`."""
-        validate_call(self.config, query, key, value, mask, masks=self.claims.masks)
+        options = Options(**given)
+        validate_call(self.config, query, key, value, options.mask, masks=self.claims.masks)
         inputs = (query, key, value)
         heads = [self._heads(x, role) for x, role in zip(inputs, "qkv", strict=True)]
         versions = versions_of(heads)
-        options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights, **scores}
         shape = heads[0].shape if self.axes.context == self.axes.heads else None
         kernel = self.kernel if self.axes.takes_all_heads else self.axes.unpacked(self.kernel)
-        context, weights, lse = as_output(self.call(kernel, *heads, **options), shape, lse=self.claims.lse)
+        context, weights, lse = as_output(self.call(kernel, *heads, **options.arguments), shape, lse=self.claims.lse)
         for x, before, after in zip(inputs, versions, versions_of(heads), strict=True):
             if before != after:
                 increment_version(x)  # since a caller's heads would be changed

@@ -30,7 +30,7 @@ from mha.implementations.adapters.masks import MaskedNumber, MaskFormat, Padding
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.signature import Signature, forward_of
 from mha.implementations.errors import ImplementationError
-from mha.spec import Claims, Config, MaskConvention, Output, Weights
+from mha.spec import Claims, Config, MaskConvention, Options, Output, Weights
 
 Parameters = Mapping[str, ParameterPath] | Callable[[Config], Mapping[str, ParameterPath]]
 
@@ -303,27 +303,18 @@ class ModuleAttention(nn.Module):
         self.rows = {name: len(tensor) for name, tensor in weights.named()}
         self.project = None if projects(parameters) else _projection(weights, next(module.parameters()))
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Tensor | None = None,
-        is_causal: bool = False,
-        need_weights: bool = False,
-        **scores: Any,
-    ) -> Output:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
         """Call the module with its own conventions; see `mha.spec.Attention`."""
-        options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights, **scores}
+        options = Options(**given)
         if self.layout != "b l d":
-            given = {id(x): TO_LAYOUT[self.layout](x) for x in (query, key, value)}  # one tensor stays one tensor
-            query, key, value = (given[id(x)] for x in (query, key, value))
-        output, weights, _ = as_output(self.call(self.module, query, key, value, **options), query.shape)
+            made = {id(x): TO_LAYOUT[self.layout](x) for x in (query, key, value)}  # one tensor stays one tensor
+            query, key, value = (made[id(x)] for x in (query, key, value))
+        returned = self.call(self.module, query, key, value, **options.arguments)
+        output, weights, _ = as_output(returned, query.shape)
         if self.layout != "b l d" and isinstance(output, Tensor):
             output = FROM_LAYOUT[self.layout](output)
         output = output if self.project is None else self.project(output)
-        if self.adapter.weights and need_weights:
+        if self.adapter.weights and options.need_weights:
             weights = attrgetter(self.adapter.weights)(self.module)
         return Output(output, weights)
 

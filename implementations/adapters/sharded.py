@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
 from mha.implementations.errors import ImplementationError, one_line
-from mha.spec import Attention, Claims, Config, Implementation, Output, Weights, validate_call
+from mha.spec import Attention, Claims, Config, Implementation, Options, Output, Weights, validate_call
 from mha.spec.sharding import ORDERS, PLACED, Order
 
 
@@ -128,17 +128,10 @@ class ShardedAttention(nn.Module):
         for name, tensor in weights.named():
             self.register_parameter(name, nn.Parameter(tensor.detach().clone()))
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Tensor | None = None,
-        is_causal: bool = False,
-        need_weights: bool = False,
-    ) -> Output:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
         """Return this rank's part of the output; see `mha.spec.Sharded`."""
+        options = Options(**given)
+        mask = options.mask
         if mask is None or not self.adapter.placements["key"].is_shard():
             validate_call(self.config, query, key, value, mask, masks=self.adapter.claims.masks)
         else:  # its columns are those of all keys
@@ -146,7 +139,7 @@ class ShardedAttention(nn.Module):
             if mask.dtype != torch.bool and not mask.is_floating_point():
                 raise TypeError(f"the mask must be boolean or floating-point, but is {mask.dtype}")
         heads = [self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v"))]
-        context = self.adapter.fn(*heads, mask=mask, is_causal=is_causal, mesh=self.mesh)
+        context = self.adapter.fn(*heads, mask=mask, is_causal=options.is_causal, mesh=self.mesh)
         self.require_context(context, (*heads[0].shape[:3], heads[2].shape[3]))
         return Output(self.project(context.transpose(1, 2).flatten(2), "o"))
 

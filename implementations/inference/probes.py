@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mha.spec import Config, MaskConvention, Weights, causal_mask
+from mha.implementations.formula import allowed_by
+from mha.spec import Config, MaskConvention, Options, Weights
 from mha.spec.claims import Alignment
 
 # Two heads of 16 columns, since kernels need such widths; no other size of a probe is one of these.
@@ -74,11 +75,9 @@ class Formula:
     def __call__(self, inputs: tuple[Tensor, Tensor, Tensor], weights: Weights, mask: Tensor | None) -> Tensor:
         """Return the output (B, L, D) for inputs (B, L, D) and a canonical mask, broadcastable to (B, H, L, S)."""
         scores, v = self.scores(*inputs[:2], weights), heads_of(inputs[2], weights, "v", self.n_heads, self.project)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-        if self.causal:
-            scores = scores.masked_fill(~causal_mask(scores.shape[2], scores.shape[3], self.causal), -math.inf)
-        p = scores.softmax(-1, dtype=self.softmax).to(v.dtype)
+        options = Options(mask, is_causal=self.causal is not None)
+        allowed, bias = allowed_by(options, scores, self.causal or "top_left")
+        p = (scores + bias).masked_fill(~allowed, -math.inf).softmax(-1, dtype=self.softmax).to(v.dtype)
         context = self.multiply(p, v).transpose(1, 2).flatten(2)
         if not self.projected:
             return context

@@ -25,18 +25,18 @@ from mha.conformance.harness.known_bad.defect import Defect
 from mha.conformance.harness.known_bad.lopsided import Lopsided, SlightlyLopsided
 from mha.conformance.harness.known_bad.scores import SCALE_IGNORED
 from mha.conformance.harness.textbook import Inputs, TextbookAttention
-from mha.spec import Claims, Config, Output, Weights
+from mha.spec import Claims, Config, Options, Output, Weights
 from mha.spec.dtypes import computable
 
 
 class Zeros(TextbookAttention):
     """Zeros, whatever the inputs are."""
 
-    def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
+    def attend(self, inputs: Inputs, options: Options) -> Output:
         """Return zeros; every input and weight has a gradient of zeros."""
         query, key, _ = inputs
         zero = sum(x.sum() * 0 for x in (*inputs, *map(computable, self.parameters())))
-        if not need_weights or query.ndim != 3:
+        if not options.need_weights or query.ndim != 3:
             return Output(torch.zeros_like(query) + zero, None)
         weights = query.new_zeros(query.shape[0], self.config.n_heads, query.shape[1], key.shape[1])
         return Output(torch.zeros_like(query) + zero, weights + zero)
@@ -45,9 +45,9 @@ class Zeros(TextbookAttention):
 class Unmasked(TextbookAttention):
     """Neither the mask nor the causal flag is read."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def allow(self, options: Options, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Allow every key."""
-        return super().allow(None, False, scores)
+        return super().allow(options.change(mask=None, is_causal=False), scores)
 
 
 class Mean(Unmasked):
@@ -122,10 +122,10 @@ class NeverRefuses(TextbookAttention):
         fits = config.n_heads > 0 and config.inner_width % config.n_heads == 0
         super().__init__(claims, config if fits else replace(config, n_heads=1), weights, generator)
 
-    def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
+    def attend(self, inputs: Inputs, options: Options) -> Output:
         """Make the inputs fit first."""
         query, key, value = (_fit(x, inputs[0], self.config.d_model) for x in inputs)
-        return super().attend((query, key, value), mask, is_causal, need_weights)
+        return super().attend((query, key, value), options)
 
 
 class HidesNan(TextbookAttention):

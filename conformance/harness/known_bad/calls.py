@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mha.conformance.harness.known_bad.defect import Defect, Step, defect
 from mha.conformance.harness.textbook import Inputs, TextbookAttention
+from mha.spec import Options
 
 Allowed = tuple[Tensor, Tensor]
 TILES = (8, 16, 32, 64, 128)
@@ -66,16 +67,16 @@ def _first_of(tile: int, keys: int) -> range:
 def _with_keys(kept: Callable[[int], range]) -> Step:
     """Return `allow` with some keys only; kept: which, of the number of keys."""
 
-    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
-        allowed, bias = TextbookAttention.allow(self, mask, is_causal, scores)
+    def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
+        allowed, bias = TextbookAttention.allow(self, options, scores)
         places, keys = torch.arange(scores.shape[3]), kept(scores.shape[3])
         return allowed & (places >= keys.start) & (places < keys.stop), bias
 
     return allow
 
 
-def _as_many_as_queries(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
-    allowed, bias = TextbookAttention.allow(self, mask, is_causal, scores)
+def _as_many_as_queries(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
+    allowed, bias = TextbookAttention.allow(self, options, scores)
     return allowed & (torch.arange(scores.shape[3]) < scores.shape[2]), bias
 
 
@@ -101,9 +102,9 @@ def _filled_up(tile: int) -> Step:
     return take
 
 
-def _beyond_allowed(self: Any, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+def _beyond_allowed(self: Any, options: Options, scores: Tensor) -> Allowed:
     """Mask the keys that were given, and allow those that fill the last tile."""
-    allowed, bias = TextbookAttention.allow(self, mask, is_causal, scores[..., : self.given])
+    allowed, bias = TextbookAttention.allow(self, options, scores[..., : self.given])
     added = (0, scores.shape[3] - self.given)
     return F.pad(allowed, added, value=True), F.pad(bias, added)
 
@@ -121,8 +122,8 @@ def _columns(kept: Callable[[int], int]) -> Step:
 def _always_from(tile: int) -> Step:
     """Return `allow` where no mask can exclude the keys after the first tile."""
 
-    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
-        allowed, bias = TextbookAttention.allow(self, mask, is_causal, scores)
+    def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
+        allowed, bias = TextbookAttention.allow(self, options, scores)
         return allowed | (torch.arange(scores.shape[3]) >= tile), bias
 
     return allow
@@ -159,9 +160,9 @@ def _kept(self: Any, key: Any, value: Any, newest: bool) -> Any:
 
 
 def _stale_mask(newest: bool) -> Step:
-    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
-        allowed = TextbookAttention.allow(self, mask, is_causal, scores)
-        if mask is None and not is_causal:
+    def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
+        allowed = TextbookAttention.allow(self, options, scores)
+        if options.mask is None and not options.is_causal:
             return allowed
         earlier: Allowed = _kept(self, scores.shape, allowed, newest)
         return earlier

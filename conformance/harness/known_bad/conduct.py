@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.harness.textbook import Inputs, TextbookAttention
-from mha.spec import Claims, Config, Output, Weights
+from mha.spec import Claims, Config, Options, Output, Weights
 
 
 class Haunted(TextbookAttention):
@@ -18,9 +18,9 @@ class Haunted(TextbookAttention):
 
     before: Tensor | None = None
 
-    def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
+    def attend(self, inputs: Inputs, options: Options) -> Output:
         """Add the difference between what the call before was given and what this one is."""
-        output, weights, _ = super().attend(inputs, mask, is_causal, need_weights)
+        output, weights, _ = super().attend(inputs, options)
         given = torch.stack([x.detach().abs().sum() for x in inputs]).sum()
         before, self.before = self.before, given
         return Output(output if before is None else output + (before - given), weights)
@@ -46,11 +46,11 @@ class Unsaved(TextbookAttention):
 class NeverEmpty(TextbookAttention):
     """Of no items or no queries, one is made up; a sum of no values is 1."""
 
-    def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
+    def attend(self, inputs: Inputs, options: Options) -> Output:
         """Return ones where there is nothing to attend to."""
         items, queries, width = inputs[0].shape
         if items and queries and inputs[1].shape[1]:
-            return super().attend(inputs, mask, is_causal, need_weights)
+            return super().attend(inputs, options)
         return Output(inputs[0].new_ones(max(1, items), max(1, queries), width), None)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance.harness.textbook import Inputs, TextbookAttention
-from mha.spec import Output
+from mha.spec import Options, Output
 
 # How many roundings a small error is.
 ROUNDINGS = 4
@@ -32,16 +32,18 @@ class Lopsided(TextbookAttention):
         """Return numbers that are not in proportion to others, nor their sums."""
         return x * x.cos()
 
-    def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
+    def attend(self, inputs: Inputs, options: Options) -> Output:
         """Note how the call is made."""
-        self.traits = tuple(self._traits(inputs, mask, is_causal, need_weights))
-        return super().attend(inputs, mask, is_causal, need_weights)
+        self.traits = tuple(self._traits(inputs, options))
+        return super().attend(inputs, options)
 
-    def _traits(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Iterator[float]:
+    def _traits(self, inputs: Inputs, options: Options) -> Iterator[float]:
         """Yield what should make no difference, or another one."""
         query, key, value = inputs
+        mask = options.mask
         yield len(list(self.parameters()))
-        yield from (need_weights, is_causal, self.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+        yield from (options.need_weights, options.is_causal)
+        yield from (self.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
         yield from (query is key, key is value, query is value)
         for given in (*inputs, mask):
             if given is not None:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mha.conformance.harness.known_bad.defect import Defect, Step, defect
 from mha.conformance.harness.textbook import TextbookAttention
-from mha.spec import causal_mask
+from mha.implementations.formula import with_mask
+from mha.spec import Options, causal_mask
 
 Allowed = tuple[Tensor, Tensor]
 # What a causal mask lets a query see, boolean (L, S), of L and S.
@@ -28,9 +29,9 @@ _UNCALLED = {
 def _with_mask(change: Callable[[Tensor], Tensor | None]) -> Step:
     """Return `allow` with another mask, from one of (B, H, L, S)."""
 
-    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
-        changed = None if mask is None else change(mask.expand(scores.shape))
-        return TextbookAttention.allow(self, changed, is_causal, scores)
+    def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
+        changed = with_mask(options, lambda mask: change(mask.expand(scores.shape)))
+        return TextbookAttention.allow(self, changed, scores)
 
     return allow
 
@@ -38,9 +39,9 @@ def _with_mask(change: Callable[[Tensor], Tensor | None]) -> Step:
 def _with_causal(visible: Visible) -> Step:
     """Return `allow` with another causal mask (L, S)."""
 
-    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
-        allowed, bias = TextbookAttention.allow(self, mask, False, scores)
-        return (allowed & visible(self, scores.shape[2], scores.shape[3]) if is_causal else allowed), bias
+    def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
+        allowed, bias = TextbookAttention.allow(self, options.change(is_causal=False), scores)
+        return (allowed & visible(self, scores.shape[2], scores.shape[3]) if options.is_causal else allowed), bias
 
     return allow
 
@@ -48,31 +49,30 @@ def _with_causal(visible: Visible) -> Step:
 def _always(key: int) -> Step:
     """Return `allow` where no mask can exclude a key."""
 
-    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
-        allowed, bias = TextbookAttention.allow(self, mask, is_causal, scores)
+    def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
+        allowed, bias = TextbookAttention.allow(self, options, scores)
         place = torch.arange(scores.shape[3]) == key % scores.shape[3]
-        return allowed | place if mask is not None else allowed, bias
+        return allowed | place if options.mask is not None else allowed, bias
 
     return allow
 
 
-def _joined_by_or(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
-    allowed, bias = TextbookAttention.allow(self, mask, False, scores)
-    causal, _ = TextbookAttention.allow(self, None, is_causal, scores)
-    return (allowed | causal if mask is not None and is_causal else allowed & causal), bias
+def _joined_by_or(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
+    allowed, bias = TextbookAttention.allow(self, options.change(is_causal=False), scores)
+    causal, _ = TextbookAttention.allow(self, options.change(mask=None), scores)
+    return (allowed | causal if options.mask is not None and options.is_causal else allowed & causal), bias
 
 
-def _added(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
-    added = mask if mask is None else mask.to(scores)
-    return TextbookAttention.allow(self, added, is_causal, scores)
+def _added(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
+    return TextbookAttention.allow(self, with_mask(options, lambda mask: mask.to(scores)), scores)
 
 
 def _float(change: Callable[[TextbookAttention, Tensor], Tensor]) -> Step:
     """Return `allow` with another float mask."""
 
-    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
-        changed = mask if mask is None or mask.dtype == torch.bool else change(self, mask)
-        return TextbookAttention.allow(self, changed, is_causal, scores)
+    def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
+        changed = with_mask(options, lambda mask: mask if mask.dtype == torch.bool else change(self, mask))
+        return TextbookAttention.allow(self, changed, scores)
 
     return allow
 
@@ -144,15 +144,16 @@ def _read_as_heads_first(mask: Tensor) -> Tensor:
     return mask.reshape(mask.shape[1], mask.shape[0], *mask.shape[2:]).transpose(0, 1)
 
 
-def _indexed_by_head(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+def _indexed_by_head(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
     """Read a mask (B or 1, 1, L or 1, S) at item + head; beyond its end, everything is allowed."""
+    mask = options.mask
     if mask is not None and mask.ndim == 4 and mask.shape[1] == 1:
         items, heads = scores.shape[:2]
         beyond = torch.full((heads, *mask.shape[2:]), mask.dtype == torch.bool).to(mask)
         flat = torch.cat([mask[:, 0], beyond])
         first = torch.arange(items) if len(mask) == items else torch.zeros(items, dtype=torch.long)
-        mask = flat[first[:, None] + torch.arange(heads)]
-    return TextbookAttention.allow(self, mask, is_causal, scores)
+        options = options.change(mask=flat[first[:, None] + torch.arange(heads)])
+    return TextbookAttention.allow(self, options, scores)
 
 
 def _up_to_count(mask: Tensor) -> Tensor:
@@ -168,9 +169,9 @@ def _up_to_masked(mask: Tensor) -> Tensor:
 def _inverted(causal: Visible) -> Step:
     """Return `allow` of what the masks, with this causal one, do not allow."""
 
-    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
-        allowed, bias = _with_causal(causal)(self, mask, is_causal, scores)
-        is_given = is_causal or (mask is not None and mask.dtype == torch.bool)
+    def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
+        allowed, bias = _with_causal(causal)(self, options, scores)
+        is_given = options.is_causal or (options.mask is not None and options.mask.dtype == torch.bool)
         return (~allowed if is_given else allowed), bias
 
     return allow
@@ -204,9 +205,9 @@ def causal() -> Iterator[Defect]:
 def _uncalled(visible: Visible) -> Step:
     """Return `allow` with a causal mask (L, S) where none is asked for."""
 
-    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
-        allowed, bias = TextbookAttention.allow(self, mask, is_causal, scores)
-        return (allowed if is_causal else allowed & visible(self, scores.shape[2], scores.shape[3])), bias
+    def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
+        allowed, bias = TextbookAttention.allow(self, options, scores)
+        return (allowed if options.is_causal else allowed & visible(self, scores.shape[2], scores.shape[3])), bias
 
     return allow
 
