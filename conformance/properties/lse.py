@@ -22,10 +22,9 @@ from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import has_empty_row, input_gradients, refuses
-from mha.spec import Lse, Options, Problem
+from mha.spec import Lse, Problem
 from mha.spec.bounds import Ball
 
-ASKED = Options(return_lse=True)
 OF_ALL_MASKS = Domain(masks=("none", *BOOLEAN, *FLOAT, *EMPTY), causal=BOTH, values=(*MODERATE, "large"))
 # What a wrong log-sum-exp may be, made of the natural one, (B, H, L).
 READINGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -47,7 +46,7 @@ NEAR = 0.02
 )
 def the_log_sum_exp_is_that_of_the_scores(session: Session, case: Case) -> None:
     """The log-sum-exp is within the bound of the oracle's, and so is the context beside it."""
-    _expect_lse(session, case.problem(options=ASKED))
+    _expect_lse(session, case.problem(return_lse=True))
 
 
 @property_of(
@@ -61,7 +60,7 @@ def the_log_sum_exp_is_that_of_the_scores(session: Session, case: Case) -> None:
 )
 def grouped_heads_have_log_sum_exps(session: Session, case: Case) -> None:
     """With fewer key heads, each query head has a log-sum-exp of its own."""
-    _expect_lse(session, with_config(case, grouped(case)).change(options=ASKED))
+    _expect_lse(session, with_config(case, grouped(case)).change(return_lse=True))
 
 
 def _expect_lse(session: Session, problem: Problem) -> None:
@@ -102,7 +101,7 @@ def _reading_of(lse: RecordedTensor, expected: Ball, declared: Lse) -> str:
 )
 def the_log_sum_exp_has_its_gradient(session: Session, case: Case) -> None:
     """The gradients of a loss of output and log-sum-exp are within the bound of the oracle's."""
-    problem = case.problem(options=ASKED)
+    problem = case.problem(return_lse=True)
     assume(not has_empty_row(session, problem), "a row is empty, whose log-sum-exp is infinite")
     upstream = session.upstream(problem)
     drawn = torch.randint(-2, 3, problem.shape[:3], generator=case.generator)

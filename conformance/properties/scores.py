@@ -9,7 +9,6 @@ from mha.conformance.harness.assertions import assume
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_gradients, expect_result, refuses
-from mha.spec.scores import Options
 
 SCALED = Domain(masks=COMMON, causal=BOTH, values=MODERATE)
 # Of the usual scale, by the seed of the case; the last ones where any scale is claimed.
@@ -17,16 +16,16 @@ POSITIVE = (0.5, 2.0, 3.0)
 OTHERS = (0.0, -1.0)
 
 
-def _with_scale(session: Session, case: Case) -> Options:
+def _other_scale(session: Session, case: Case) -> float:
     """Return an explicit scale, by the seed of the case: one that is claimed, and not the usual one."""
     factors = POSITIVE + (OTHERS if session.claims.scores.scale == "any" else ())
-    return Options(scale=factors[case.seed % len(factors)] * session.claims.scale_for(case.head_dim))
+    return factors[case.seed % len(factors)] * session.claims.scale_for(case.head_dim)
 
 
 @property_of("SCL-1", SCALED, needs="scores.scale", requires="HED-1", must_reject=("ignores_scale", "lopsided"))
 def an_explicit_scale_is_the_scale(session: Session, case: Case) -> None:
     """With an explicit scale the result is within the bound of the oracle's for that scale."""
-    problem = case.problem(options=_with_scale(session, case))
+    problem = case.problem(scale=_other_scale(session, case))
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
     because = f"the oracle's value, with scores that are multiplied by {problem.options.scale!r}"
     expect_result(session(problem), session.expected(problem), because)
@@ -35,7 +34,7 @@ def an_explicit_scale_is_the_scale(session: Session, case: Case) -> None:
 @property_of("SCL-1", SCALED, needs="scores.scale", requires="HED-1", must_reject=("lopsided",), max_cases=20, number=2)
 def the_usual_scale_changes_nothing(session: Session, case: Case) -> None:
     """The usual scale, given explicitly, gives the oracle's value."""
-    problem = case.problem(options=Options(scale=session.claims.scale_for(case.head_dim)))
+    problem = case.problem(scale=session.claims.scale_for(case.head_dim))
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
     expect_result(session(problem), session.expected(problem), "the oracle's value, with the usual scale")
 
@@ -51,5 +50,5 @@ def the_usual_scale_changes_nothing(session: Session, case: Case) -> None:
 )
 def gradients_have_the_explicit_scale(session: Session, case: Case) -> None:
     """With an explicit scale the gradients are within the bound of the oracle's."""
-    problem = case.problem(options=_with_scale(session, case))
+    problem = case.problem(scale=_other_scale(session, case))
     expect_gradients(session, problem, None, "by the oracle's formulas, with the explicit scale")
