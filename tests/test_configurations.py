@@ -10,7 +10,8 @@ from random_problems import ratio
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.reference import plain_formula
-from mha.conformance.cases.transforms import own_head_dim, passing_heads, with_config
+from mha.conformance.cases.transforms import passing_heads, with_config
+from mha.conformance.cases.variants import as_variant
 from mha.conformance.faults.base import CLAIMS, OWN_HEAD_DIM, complete
 from mha.conformance.harness.known_bad.answers import REJECTED
 from mha.conformance.harness.known_bad.defect import KnownBad
@@ -45,13 +46,13 @@ def test_heads_of_their_own_width_are_of_every_kind() -> None:
     cases = [
         Case(n_heads=heads, head_dim=width, seed=seed) for heads in (1, 2, 3) for width in (1, 4) for seed in range(24)
     ]
-    configs = [own_head_dim(case, Claims()) for case in cases]
+    configs = [as_variant(case, "own_width", Claims()).config for case in cases]
     assert all(config.inner_width != config.d_model for config in configs)
     assert any(config.d_model % config.n_heads for config in configs)
     assert any(config.inner_width > config.d_model for config in configs)
     assert any(config.inner_width < config.d_model for config in configs)
     claims = Claims(sizes=Sizes(head_dims={4, 6}), own_head_dim=True)
-    assert {own_head_dim(case, claims).d_head for case in cases} == {4, 6}
+    assert {as_variant(case, "own_width", claims).head_dim for case in cases} == {4, 6}
 
 
 @pytest.mark.parametrize("inputs", ["self", "memory", "query_key"])
@@ -73,7 +74,6 @@ def test_contexts_pass_as_far_as_they_fit(d_head: int) -> None:
 
 @pytest.mark.parametrize("claims", [Claims(), Claims(scale=1.0), OWN_HEAD_DIM])
 def test_plain_formula_is_that_of_the_oracle(claims: Claims) -> None:
-    config = own_head_dim(CASE, claims) if claims.own_head_dim else CASE.config
-    problem = with_config(CASE, config)
+    problem = as_variant(CASE, "own_width" if claims.own_head_dim else "plain", claims).problem()
     plain = plain_formula(problem, problem.allowed(None), claims.scale)
     assert ratio(plain, oracle(problem, claims).output) < 1

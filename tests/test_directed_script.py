@@ -14,7 +14,8 @@ import torch
 from mha.conformance import check
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.masks import FEW
-from mha.conformance.cases.transforms import grouped, with_config, with_extra
+from mha.conformance.cases.transforms import with_extra
+from mha.conformance.cases.variants import as_variant
 from mha.conformance.engine.reproduction import script
 from mha.conformance.faults import registry
 from mha.conformance.faults.base import complete
@@ -25,7 +26,7 @@ from mha.conformance.properties.directed_gradients import directions as directio
 from mha.conformance.properties.directed_script import assertion_of, gradient_assertion_of
 from mha.conformance.properties.directions import directions, key_of_late_tile
 from mha.implementations.loop import implementation as loop
-from mha.spec import Problem
+from mha.spec import Claims, Problem
 from mha.spec.directed import projection
 from mha.spec.directed_gradients import projection_of_gradients
 from mha.spec.gradient_graph import gradient_graph
@@ -52,7 +53,7 @@ OUTPUT_CASES = {**CASES, **dict.fromkeys(EXTRA_KEYS, CASE), "zero_key": replace(
 def problem_of(which: str) -> Problem:
     """The problem of one of the cases."""
     if which == "grouped":
-        return with_config(CASE, grouped(CASE))
+        return as_variant(CASE, "grouped", Claims()).problem()
     case = OUTPUT_CASES[which]
     problem = case.problem()
     for extra in EXTRA_KEYS.get(which, ()):

@@ -16,6 +16,8 @@ from mha.conformance.cases.domain import SIZES, TILE_EDGES, CaseSpace
 Levels = tuple[tuple[str, tuple[Any, ...]], ...]
 NO_LIMIT = 1 << 16
 NAMES = [field.name for field in fields(Case) if field.name != "seed"]
+# The fields whose values are of several types.
+MIXED = ("bias", "n_kv_heads", "d_model", "d_value", "kdim", "vdim", "scale")
 # So many rows are made in any case, which leaves every tile edge its turn.
 LEAST = 48
 
@@ -33,9 +35,9 @@ def boundary_cases(space: CaseSpace, most: int = NO_LIMIT) -> list[Case]:
 
 
 def _order(case: Case) -> tuple[Any, ...]:
-    """Return the volume of a case and its fields; biases as text, since some are flags and some are names."""
-    fields_of = dict(vars(case), bias=str(case.bias))
-    return case.B * case.n_heads * case.head_dim * case.L * case.S, tuple(fields_of.values())
+    """Return the volume of a case and its fields, as text what may be of several types; None is first."""
+    values = (("" if value is None else str(value)) if name in MIXED else value for name, value in vars(case).items())
+    return case.B * case.n_heads * case.head_dim * case.L * case.S, tuple(values)
 
 
 def varied(cases: list[Case], most: int) -> list[Case]:

@@ -31,7 +31,8 @@ class Case:
 
     The same case always makes the same tensors. Its repr omits fields that have their default, and runs as code.
 
-    n_heads, head_dim, bias, n_kv_heads: the configuration; `d_model` is n_heads * head_dim.
+    n_heads, head_dim, bias, n_kv_heads, d_value, kdim, vdim: the configuration. d_model: n_heads * head_dim if None.
+    variant: what is not everyday about it, "plain" or a name in `mha.conformance.cases.variants`.
     B, L, S: the sizes: items in the batch, queries, keys.
     dtype, device: names, as in torch.
     mask: a kind of mask, see `mha.conformance.cases.masks`. mask_axes: the axes along which it may differ, whatever its
@@ -42,7 +43,8 @@ class Case:
     layout: the memory layout of the inputs, see `mha.conformance.cases.layouts`; "mixed" gives each a different one.
     values: the distribution of the numbers, see `mha.conformance.cases.values`.
     mode: train or eval and the gradient mode of the call, see `mha.conformance.cases.modes`.
-    need_weights: whether the call asks for the weights.
+    need_weights, return_lse: whether the call asks for the weights, and for the log-sum-exp.
+    scale: an explicit scale of the call, as a multiple of 1/sqrt(d_k); None for none.
     ranks: on how many ranks a sharded implementation runs; 0 for the implementation without ranks.
     projected: whether there are projections; otherwise the inputs are what they would give, as for a kernel.
     seed: of all random numbers.
@@ -73,6 +75,13 @@ class Case:
     ranks: int = 0
     n_kv_heads: int | None = None
     projected: bool = True
+    variant: str = "plain"
+    d_model: int | None = None
+    d_value: int | None = None
+    kdim: int | None = None
+    vdim: int | None = None
+    scale: float | None = None
+    return_lse: bool = False
 
     def __repr__(self) -> str:
         given = ((field, getattr(self, field.name)) for field in fields(self))
@@ -88,7 +97,23 @@ class Case:
     @property
     def _of_projections(self) -> Config:
         """The configuration of the projections, those of a kernel's inputs too."""
-        return Config(self.n_heads * self.head_dim, self.n_heads, n_kv_heads=self.n_kv_heads, bias=self.bias)
+        own = self.d_model is not None
+        return Config(
+            d_model=self.d_model if self.d_model is not None else self.n_heads * self.head_dim,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads,
+            kdim=self.kdim,
+            vdim=self.vdim,
+            bias=self.bias,
+            d_head=self.head_dim if own else None,
+            d_value=self.d_value,
+        )
+
+    @property
+    def _of_scores(self) -> dict[str, Any]:
+        """What the call says about the scores, and asks of them; see `Options`."""
+        scale = None if self.scale is None else self.scale * self.head_dim**-0.5
+        return {"scale": scale, "return_lse": self.return_lse or None}
 
     @property
     def generator(self) -> torch.Generator:
@@ -114,7 +139,8 @@ class Case:
                 # A finite entry, however low, must not become -infinity in a narrow dtype.
                 mask = torch.where(mask.isinf(), mask, mask.clamp(min=torch.finfo(dtype).min / 8)).to(dtype)
             mask = mask.to(self.device)
-        problem = Problem(config, weights.to(dtype, self.device), query, key, value, Options(mask, self.causal))
+        options = Options(mask, self.causal, **self._of_scores)
+        problem = Problem(config, weights.to(dtype, self.device), query, key, value, options)
         if not self.projected:
             problem = self.without_projections(problem)
         return problem.change(**changes) if changes else problem

@@ -11,6 +11,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import LAYOUTS
 from mha.conformance.cases.masks import EXTENTS, GROUPS, OF_NUMBERS
 from mha.conformance.cases.reasons import NeedsClaim, NotApplicable, Reason
+from mha.conformance.cases.variants import VARIANTS, as_variant
 from mha.spec import Claims
 from mha.spec.claims import smallest_from
 from mha.spec.dtypes import TRAITS
@@ -59,7 +60,12 @@ TILE_EDGES = (17, 16, 33, 65, 129, 257, 513)
 # The inputs that may stand in for those of a domain, nearest first, by the claim of cross-attention.
 CLAIMED_INPUTS: dict[bool | str, tuple[str, ...]] = {True: INPUTS, "memory": ("memory", "self"), False: ("self",)}
 # The claims that levels of a field need, where they have another name.
-CLAIM_OF = {"inputs": "cross_attention", "need_weights": "returns_weights", "ranks": "world_sizes"}
+CLAIM_OF = {
+    "inputs": "cross_attention",
+    "need_weights": "returns_weights",
+    "ranks": "world_sizes",
+    "scales": "scores.scale",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +83,8 @@ class Domain:
     square: L = S in every case.
     passes: the forms of mask, "bool" or "float", that the property itself makes.
     ranks: the numbers of ranks, as far as the profile takes them; 0 for no sharding.
+    variants: "plain" and names in `mha.conformance.cases.variants`. scales: explicit scales, None for none; those that
+        are not positive need their own claim. lse: whether the log-sum-exp is asked for.
     dtypes: the only dtypes that the property is about; all if empty.
     scale: "small"; "wide", with the levels in `sizes` whatever min_... and max_... are; or "long", where S is
         the profile's `long_rows`, or a fraction of it.
@@ -97,6 +105,9 @@ class Domain:
     bias: tuple[bool | str, ...] = (True, False)
     passes: tuple[str, ...] = ()
     ranks: tuple[int, ...] = (0,)
+    variants: tuple[str, ...] = ("plain",)
+    scales: tuple[float | None, ...] = (None,)
+    lse: tuple[bool, ...] = (False,)
     dtypes: tuple[str, ...] = ()
     scale: Literal["small", "wide", "long"] = "small"
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: WIDE_SIZES, hash=False)
@@ -128,11 +139,18 @@ class Domain:
             "bias": self._biases(claims),
             "need_weights": self.need_weights if claims.returns_weights else tuple({False} & set(self.need_weights)),
             "ranks": self._ranks(claims),
+            "variants": tuple(name for name in self.variants if _takes_variant(claims, name)),
+            "scales": tuple(scale for scale in self.scales if _takes_scale(claims, scale)),
+            "lse": tuple(asked for asked in self.lse if claims.lse or not asked),
         }
         for name, levels in kept.items():
             if not levels:
-                return NeedsClaim.of(CLAIM_OF.get(name, name))
+                return NeedsClaim.of(self._claim_of(name))
         return replace(self, **kept)
+
+    def _claim_of(self, name: str) -> str:
+        """Return the claim that the levels of a field need."""
+        return VARIANTS[self.variants[0]].claim if name == "variants" else CLAIM_OF.get(name, name)
 
     def _ranks(self, claims: Claims) -> tuple[int, ...]:
         """Return the numbers of ranks that are claimed, the least one above 1 where none of the usual ones is."""
@@ -237,8 +255,17 @@ class Domain:
             "values": self.values,
             "mode": self.modes,
             "need_weights": self.need_weights,
-            # Properties without ranks keep their cases.
-            **({"ranks": self.ranks} if self.ranks != (0,) else {}),
+            **{name: levels for name, (levels, usual) in self._special_levels.items() if levels != usual},
+        }
+
+    @property
+    def _special_levels(self) -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        """The levels of fields that few properties vary, each with the usual one; others keep their cases."""
+        return {
+            "ranks": (self.ranks, (0,)),
+            "variant": (self.variants, ("plain",)),
+            "scale": (self.scales, (None,)),
+            "return_lse": (self.lse, (False,)),
         }
 
     def _size_levels(self, longest: int) -> dict[str, tuple[int, ...]]:
@@ -273,9 +300,11 @@ class Domain:
             row = row | {"n_heads": min(row["n_heads"], max(2, LARGEST_D_MODEL // row["head_dim"]))}
         row = fit_sizes(self._with_claimed_flag(row, claims), claims)
         row = row | _mask_form(row["mask"], claims)
-        return Case(
+        variant = row.pop("variant", "plain")
+        case = Case(
             **row, dtype=dtype, device=device, alignment=claims.causal or "top_left", projected=claims.projections
         )
+        return as_variant(case, variant, claims)
 
     def _with_claimed_flag(self, row: dict[str, Any], claims: Claims) -> dict[str, Any]:
         """Return the row without a causal flag, or without a mask, where the two do not go together."""
@@ -345,6 +374,16 @@ def fit_sizes(row: dict[str, Any], claims: Claims) -> dict[str, Any]:
         length = -(-row[name] // multiple) * multiple
         fitted[name] = length if longest is None else min(length, longest)
     return fitted
+
+
+def _takes_variant(claims: Claims, name: str) -> bool:
+    """Return whether a variant is claimed."""
+    return name == "plain" or bool(getattr(claims, VARIANTS[name].claim))
+
+
+def _takes_scale(claims: Claims, scale: float | None) -> bool:
+    """Return whether an explicit scale is claimed."""
+    return scale is None or claims.scores.scale == "any" or (claims.scores.scale == "positive" and scale > 0)
 
 
 def _takes_mask(claims: Claims, kind: str) -> bool:

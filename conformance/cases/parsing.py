@@ -14,6 +14,7 @@ from mha.conformance.cases.layouts import LAYOUTS
 from mha.conformance.cases.masks import EXTENTS
 from mha.conformance.cases.modes import MODES
 from mha.conformance.cases.values import VALUES
+from mha.conformance.cases.variants import VARIANTS
 from mha.spec.claims import BIASES, DEVICES, DTYPES, Alignment
 
 # The values of the fields that take names.
@@ -25,9 +26,12 @@ WORDS: dict[str, Collection[str]] = {
     "layout": (*LAYOUTS, "mixed"),
     "values": VALUES,
     "mode": MODES,
+    "variant": ("plain", *VARIANTS),
     "alignment": get_args(Alignment),
     "mask_axes": ["".join(axes) for count in range(5) for axes in combinations("BHLS", count)],
 }
+# The fields that may be None, each with another value.
+OPTIONAL: dict[str, int | float] = {"n_kv_heads": 1, "d_model": 1, "d_value": 1, "kdim": 1, "vdim": 1, "scale": 1.0}
 # In characters, of the text of a case. Of a seed and of the number of ranks. No tensor of a case has more numbers:
 # in float64, that is half a GiB.
 LONGEST, LARGEST_SEED, MOST_RANKS, MOST_NUMBERS = 1000, (1 << 63) - 1, 64, 1 << 26
@@ -70,8 +74,8 @@ def _call_of(text: str) -> ast.Call:
 def _validate(name: str, value: Any, default: Any) -> None:
     if name == "bias" and type(value) is str and value in BIASES:
         return
-    if name == "n_kv_heads" and value is not None:
-        default = 1
+    if name in OPTIONAL and value is not None:
+        default = OPTIONAL[name]
     if type(value) is not type(default) or (type(value) is int and value < 0):
         raise ValueError(f"the {name} of a case must be a value such as {default!r}, but is {value!r:.80}")
     if name in WORDS and value not in WORDS[name]:
@@ -84,7 +88,7 @@ def is_size(name: str) -> bool:
     >>> is_size("L"), is_size("n_kv_heads"), is_size("causal")
     (True, True, False)
     """
-    return name == "n_kv_heads" or type(getattr(Case, name)) is int
+    return type(OPTIONAL.get(name, getattr(Case, name))) is int
 
 
 def _validate_sizes(case: Case) -> None:
@@ -93,11 +97,13 @@ def _validate_sizes(case: Case) -> None:
         raise ValueError("the seed of a case must be less than 2**63")
     if case.ranks > MOST_RANKS:
         raise ValueError(f"a case may have at most {MOST_RANKS} ranks")
-    width = case.n_heads * case.head_dim
-    lengths = {"query": case.L, "key": case.S}
-    numbers = {name: _product(case.B, length, width) for name, length in lengths.items()}
+    width = max(case.n_heads * case.head_dim, case.d_model or 0)
+    key_width, value_width = (given or width for given in (case.kdim, case.vdim))
+    shapes = {"query": (case.L, width), "key": (case.S, key_width), "value": (case.S, value_width)}
+    numbers = {name: _product(case.B, *shape) for name, shape in shapes.items()}
+    numbers["contexts"] = _product(case.B, case.L, case.n_heads, case.d_value or case.head_dim)
     numbers["weights"] = _product(case.B, case.n_heads, case.L, case.S)
-    numbers["W_q"] = _product(width, width)
+    numbers["W_q"] = _product(width, max(width, key_width, value_width))
     numbers["heads"] = _product(case.n_heads, case.head_dim)
     for name, number in numbers.items():
         if number > MOST_NUMBERS:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
+from mha.conformance.cases.variants import as_variant
 from mha.spec import Claims, Config, MaskConvention, Problem, Weights, join_causal, to_convention
 from mha.spec.claims import Alignment
 from mha.spec.dtypes import computable
@@ -157,55 +158,19 @@ def _of_projections(config: Config) -> Config:
     return replace(config, projected=True, kdim=None, vdim=None)
 
 
-# Of heads, beside that of d_model / n_heads.
-OWN_WIDTHS = (*range(1, 9), 16, 48)
-
-
-def own_head_dim(case: Case, claims: Claims) -> Config:
-    """Return the case's configuration with heads of another width than d_model / n_heads, of a size that is claimed.
-
-    Up to 2 is added to d_model, so that `n_heads` need not divide it.
-    """
-    d_model = case.config.d_model + case.seed % 3
-    widths = _claimed_widths(claims)
-    others = [width for width in widths if width * case.n_heads != d_model] or widths
-    return replace(case.config, d_model=d_model, d_head=others[case.seed // 3 % len(others)])
-
-
-def _claimed_widths(claims: Claims) -> list[int]:
-    """Return widths of heads that are claimed, the smallest first."""
-    return sorted({claims.sizes.fit_head_dim(width) for width in claims.sizes.head_dims or OWN_WIDTHS})
-
-
-def own_value_width(case: Case, claims: Claims) -> Config:
-    """Return the case's configuration with values of another width than queries and keys, one that is claimed."""
-    pairs = sorted(claims.sizes.head_dim_pairs or ())
-    if pairs:
-        d_head, d_value = pairs[case.seed % len(pairs)]
-        return replace(replace(case, head_dim=d_head).config, d_value=d_value)
-    widths = _claimed_widths(claims)
-    others = [width for width in widths if width != case.head_dim] or widths
-    return replace(case.config, d_value=others[case.seed % len(others)])
-
-
-def grouped(case: Case) -> Config:
-    """Return the case's configuration with fewer key/value heads than query heads."""
-    counts = [count for count in range(1, case.n_heads) if case.n_heads % count == 0]
-    return replace(case.config, n_kv_heads=counts[case.seed % len(counts)])
-
-
-def with_other_options(case: Case, claims: Claims, config: Config) -> Config:
-    """Return a configuration with one or more of the other options that are claimed, by the seed of the case.
+def with_other_options(case: Case, claims: Claims) -> Config:
+    """Return a case's configuration with one or more of the other options that are claimed, by the seed of the case.
 
     They are kdim and vdim, heads of their own width, and extra keys. The configuration itself if none is claimed.
     """
+    config = case.config
     options: list[dict[str, object]] = [{extra: True} for extra in extra_keys(claims)]
-    if claims.kv_widths and config.kdim is None:
+    if claims.kv_widths and case.variant != "other_widths":
         kdim = config.d_model + 1
         options.append({"kdim": kdim, "vdim": kdim if case.inputs == "memory" else 3})
     if claims.own_head_dim:
-        own = own_head_dim(case, claims)
-        options.append({"d_model": own.d_model, "d_head": own.d_head})
+        own = as_variant(case, "own_width", claims)
+        options.append({"d_model": own.d_model, "d_head": own.head_dim})
     chosen = case.seed % max(1, 2 ** len(options) - 1) + 1
     for place, option in enumerate(options):
         if chosen >> place & 1:

@@ -39,7 +39,7 @@ class DecodesOneBehind(Complete):
         return output, (torch.cat([keys, key], 1), torch.cat([values, value], 1)) if cache else (key, value)
 
 
-@fault("INC-1", caught_by="grouped_decoding_equals_one_causal_pass", script_shows=False)
+@fault("INC-1", caught_by="decoding_equals_one_causal_pass", script_shows=False)
 class FirstGroupDecoded(Complete):
     """Decoding uses the first key/value head for all."""
 

@@ -14,7 +14,7 @@ from mha.conformance.faults.variants import WITH_VALUE_WIDTH
 from mha.spec import Lse
 
 WITH_LSE = replace(WITH_VALUE_WIDTH, value_width=False, lse=Lse(gradient=True))
-OF_SCORES, OF_GROUPS = "the_log_sum_exp_is_that_of_the_scores", "grouped_heads_have_log_sum_exps"
+OF_SCORES = "the_log_sum_exp_is_that_of_the_scores"
 
 
 @fault("LSE-1", claims=WITH_LSE, caught_by=OF_SCORES)
@@ -59,7 +59,7 @@ class LseWithoutTheMaximum(Complete):
         return super().log_sum_exp(scores, allowed) - highest.nan_to_num(neginf=0.0)
 
 
-@fault("LSE-1", claims=WITH_LSE, caught_by=OF_GROUPS, trigger="grouped heads")
+@fault("LSE-1", claims=WITH_LSE, caught_by=OF_SCORES, trigger="grouped heads")
 class LseOfTheFirstOfAGroup(Complete):
     """Query heads that share a key head get the log-sum-exp of the first of them."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.transforms import extra_keys, grouped, with_config, with_dropout, with_extra
+from mha.conformance.cases.transforms import extra_keys, with_dropout, with_extra
 from mha.conformance.harness.errors import Discard, Violation
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.decoded_sequence import DecodedSequence
@@ -23,23 +23,10 @@ CHUNKS = replace(DECODING, min_L=2, min_S=2)
 EDITED = replace(DECODING, min_B=2, min_L=3, min_S=3, max_length=17)
 
 
-@property_of("INC-1", DECODING, needs="decodes", requires="HED-1")
+@property_of("INC-1", replace(DECODING, variants=("plain", "grouped")), needs="decodes", requires="HED-1")
 def decoding_equals_one_causal_pass(session: Session, case: Case) -> None:
-    """Decoding position by position with a cache equals one causal pass."""
+    """Decoding position by position with a cache equals one causal pass, with fewer key/value heads too."""
     _expect_decoded(session, case, case.problem())
-
-
-@property_of(
-    "INC-1",
-    replace(DECODING, min_heads=2, max_length=17),
-    needs=("decodes", "grouped_query"),
-    requires="HED-1",
-    max_cases=20,
-    number=2,
-)
-def grouped_decoding_equals_one_causal_pass(session: Session, case: Case) -> None:
-    """Decoding with fewer key/value heads equals one causal pass."""
-    _expect_decoded(session, case, with_config(case, grouped(case)))
 
 
 def _expect_decoded(session: Session, case: Case, problem: Problem) -> None:

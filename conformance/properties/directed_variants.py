@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.transforms import grouped, own_head_dim, with_config, with_dropout, with_extra
+from mha.conformance.cases.transforms import with_dropout, with_extra
 from mha.conformance.harness.assertions import assume
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.decoded_sequence import DecodedSequence
@@ -32,16 +32,22 @@ EVALUATION = ("eval", "no_grad", "inference")
 
 
 @property_of(
-    "GQA-1", VARIANT_ROWS, needs="grouped_query", requires="HED-1", must_reject=("lopsided",), max_cases=3, number=8
+    "GQA-1",
+    replace(VARIANT_ROWS, variants=("grouped",)),
+    needs="grouped_query",
+    requires="HED-1",
+    must_reject=("lopsided",),
+    max_cases=3,
+    number=8,
 )
 def errors_of_grouped_heads_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
     """In half precision no small defect explains the error with grouped heads better than rounding does."""
-    expect_rounding_alone(session, case, with_config(case, grouped(case)))
+    expect_rounding_alone(session, case)
 
 
 @property_of(
     "GQA-1",
-    GRADIENT_ROWS,
+    replace(GRADIENT_ROWS, variants=("grouped",)),
     needs=("grouped_query", "gradients"),
     requires="HED-1",
     must_reject=("unscaled", "detached"),
@@ -50,7 +56,7 @@ def errors_of_grouped_heads_do_not_add_up_to_a_defect(session: Session, case: Ca
 )
 def errors_of_gradients_of_grouped_heads_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
     """In half precision no small defect explains the errors of gradients with grouped heads better than rounding."""
-    expect_gradients_by_rounding_alone(session, case, with_config(case, grouped(case)))
+    expect_gradients_by_rounding_alone(session, case, case.problem())
 
 
 @property_of(
@@ -77,6 +83,7 @@ def errors_with_frozen_weights_do_not_add_up_to_a_defect(session: Session, case:
 
 DECODED_ROWS = replace(
     VARIANT_ROWS,
+    variants=("plain", "grouped"),
     masks=("none",),
     causal=(True,),
     square=True,
@@ -90,14 +97,15 @@ DECODED_ROWS = replace(
 def errors_of_decoding_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
     """In half precision no small defect explains the errors of all decoded positions better than rounding does."""
     assume_modelled(session, case)
-    shares = session.claims.grouped_query and case.seed % 2
-    problem = with_config(case, grouped(case)) if shares else case.problem()
+    problem = case.problem()
     sequence = DecodedSequence(session, problem)
     decoded = torch.cat([sequence.decode_position(position) for position in range(case.L)], 1)
     expect_errors_of_rounding(session, case, problem, session.unscripted(decoded, "the decoded output"))
 
 
-@property_of("INC-1", DECODED_ROWS, needs="decodes_ragged", requires="HED-1", max_cases=1, number=8)
+@property_of(
+    "INC-1", replace(DECODED_ROWS, variants=("plain",)), needs="decodes_ragged", requires="HED-1", max_cases=1, number=8
+)
 def errors_of_ragged_decoding_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
     """In half precision no small defect explains the errors of items of different lengths better than rounding."""
     assume_modelled(session, case)
@@ -108,7 +116,7 @@ def errors_of_ragged_decoding_do_not_add_up_to_a_defect(session: Session, case: 
 
 @property_of(
     "XAT-1",
-    replace(VARIANT_ROWS, inputs=("cross", "memory")),
+    replace(VARIANT_ROWS, inputs=("cross", "memory"), variants=("other_widths",)),
     needs=("kv_widths", "cross_attention"),
     requires="HED-1",
     must_reject=("lopsided",),
@@ -117,17 +125,21 @@ def errors_of_ragged_decoding_do_not_add_up_to_a_defect(session: Session, case: 
 )
 def errors_for_other_widths_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
     """In half precision no small defect explains the error for kdim and vdim other than D better than rounding does."""
-    kdim = case.config.d_model // 2
-    vdim = kdim if case.inputs == "memory" else 2 * case.config.d_model
-    expect_rounding_alone(session, case, with_config(case, replace(case.config, kdim=kdim, vdim=vdim)))
+    expect_rounding_alone(session, case)
 
 
 @property_of(
-    "NUM-7", VARIANT_ROWS, needs="own_head_dim", requires="HED-1", must_reject=("lopsided",), max_cases=4, number=6
+    "NUM-7",
+    replace(VARIANT_ROWS, variants=("own_width",)),
+    needs="own_head_dim",
+    requires="HED-1",
+    must_reject=("lopsided",),
+    max_cases=4,
+    number=6,
 )
 def errors_of_heads_of_their_own_width_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
     """In half precision no small defect explains the error for heads of their own width better than rounding does."""
-    expect_rounding_alone(session, case, with_config(case, own_head_dim(case, session.claims)))
+    expect_rounding_alone(session, case)
 
 
 @property_of(

@@ -13,7 +13,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, Domain
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
-from mha.conformance.cases.transforms import grouped, passing_heads, with_config, with_dropout, with_width, zeroed
+from mha.conformance.cases.transforms import passing_heads, with_dropout, with_width, zeroed
 from mha.conformance.harness.assertions import assume, expect, expect_close, expect_equal
 from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.errors import CallRaised
@@ -142,7 +142,7 @@ def heads_and_items_drop_independently(session: Session, case: Case) -> None:
 
 @property_of(
     "DRP-5",
-    replace(DROPOUT_PATTERNS, min_heads=2),
+    replace(DROPOUT_PATTERNS, min_heads=2, variants=("grouped",)),
     needs=("grouped_query", "dropout=True"),
     requires="HED-1",
     must_reject=("shared_draws",),
@@ -152,7 +152,7 @@ def heads_and_items_drop_independently(session: Session, case: Case) -> None:
 def grouped_heads_drop_independently(session: Session, case: Case) -> None:
     """In training no two heads that share a key and a value drop the same weights."""
     case = with_width(replace(case, L=17, S=17), session.claims, 34)
-    expect_patterns_of_their_own(session, with_config(case, grouped(case)), 0.5, case.seed)
+    expect_patterns_of_their_own(session, case.problem(), 0.5, case.seed)
 
 
 @property_of("DRP-3", DROPOUT_SEEDS, needs="dropout", must_reject=("own_draws",))

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import BOOLEAN, COMMON, EMPTY, FLOAT
-from mha.conformance.cases.transforms import grouped, with_config
 from mha.conformance.harness.assertions import assume, expect_close
 from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.errors import Violation
@@ -25,7 +24,7 @@ from mha.conformance.properties.shared import has_empty_row, input_gradients, re
 from mha.spec import Lse, Problem
 from mha.spec.bounds import Ball
 
-OF_ALL_MASKS = Domain(masks=("none", *BOOLEAN, *FLOAT, *EMPTY), causal=BOTH, values=(*MODERATE, "large"))
+OF_ALL_MASKS = Domain(masks=("none", *BOOLEAN, *FLOAT, *EMPTY), causal=BOTH, values=(*MODERATE, "large"), lse=(True,))
 # What a wrong log-sum-exp may be, made of the natural one, (B, H, L).
 READINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "that to base 2": lambda natural: natural / math.log(2),
@@ -39,28 +38,14 @@ NEAR = 0.02
 
 @property_of(
     "LSE-1",
-    OF_ALL_MASKS,
+    replace(OF_ALL_MASKS, variants=("plain", "grouped")),
     needs="lse",
     requires="HED-1",
     must_reject=("lopsided", "lse_of_all_keys", "lse_of_the_rest"),
 )
 def the_log_sum_exp_is_that_of_the_scores(session: Session, case: Case) -> None:
     """The log-sum-exp is within the bound of the oracle's, and so is the context beside it."""
-    _expect_lse(session, case.problem(return_lse=True))
-
-
-@property_of(
-    "LSE-1",
-    replace(OF_ALL_MASKS, min_heads=2, layouts=DENSE),
-    needs=("lse", "grouped_query"),
-    requires="HED-1",
-    must_reject=("lopsided", "lse_of_the_rest"),
-    max_cases=20,
-    number=2,
-)
-def grouped_heads_have_log_sum_exps(session: Session, case: Case) -> None:
-    """With fewer key heads, each query head has a log-sum-exp of its own."""
-    _expect_lse(session, with_config(case, grouped(case)).change(return_lse=True))
+    _expect_lse(session, case.problem())
 
 
 def _expect_lse(session: Session, problem: Problem) -> None:
@@ -101,7 +86,7 @@ def _reading_of(lse: RecordedTensor, expected: Ball, declared: Lse) -> str:
 )
 def the_log_sum_exp_has_its_gradient(session: Session, case: Case) -> None:
     """The gradients of a loss of output and log-sum-exp are within the bound of the oracle's."""
-    problem = case.problem(return_lse=True)
+    problem = case.problem()
     assume(not has_empty_row(session, problem), "a row is empty, whose log-sum-exp is infinite")
     upstream = session.upstream(problem)
     drawn = torch.randint(-2, 3, problem.shape[:3], generator=case.generator)

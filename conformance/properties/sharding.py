@@ -13,7 +13,6 @@ from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, WITH_GRADIENT, D
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
 from mha.conformance.cases.transforms import (
     as_claimed,
-    with_config,
     with_dropout,
     with_weights_as_output,
     zeroed,
@@ -220,8 +219,8 @@ def a_rank_without_allowed_keys_adds_nothing(session: Session, case: Case) -> No
 def few_key_value_heads_are_right_or_refused(session: Session, case: Case) -> None:
     """Fewer key/value heads than query heads are right; those that the ranks do not divide may be refused."""
     heads = (1, 3, case.ranks)[case.seed % 3]
-    case = replace(divisible(case), n_heads=2 * lcm(heads, case.ranks))
-    problem = with_config(case, replace(case.config, n_kv_heads=heads))
+    case = replace(divisible(case), n_heads=2 * lcm(heads, case.ranks), n_kv_heads=heads)
+    problem = case.problem()
     because = f"{case.n_heads} heads on {heads} key/value heads, and {case.ranks} ranks"
     if heads % case.ranks:
         expect_right_or_refused(session, problem, because)

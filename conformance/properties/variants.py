@@ -10,14 +10,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
-from mha.conformance.cases.transforms import (
-    grouped,
-    own_head_dim,
-    own_value_width,
-    with_config,
-    with_other_options,
-    with_width,
-)
+from mha.conformance.cases.transforms import with_config, with_dropout, with_other_options, with_width
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close
 from mha.conformance.harness.errors import AdapterError, CallRaised
 from mha.conformance.harness.session import Session
@@ -26,15 +19,24 @@ from mha.conformance.properties.dropout_statistics import expect_dropped_weights
 from mha.conformance.properties.lifetime import LIFETIME, expect_lifetime
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_gradients, expect_result, refuses
-from mha.spec import Config, Problem, Weights
+from mha.spec import Problem, Weights
 
 DEFECTS = ("lopsided", "slightly_lopsided")
-VARIANT = Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, values=MODERATE, layouts=DENSE)
+ANY = Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, values=MODERATE, layouts=DENSE)
+WITH_EMPTY_ROWS = replace(ANY, masks=(*ANY.masks, *EMPTY))
+OWN_WIDTH = replace(ANY, variants=("own_width",))
+OTHER_WIDTHS = replace(ANY, variants=("other_widths",), inputs=("cross",))
+VALUE_WIDTH = replace(WITH_EMPTY_ROWS, variants=("value_width",), inputs=("cross",))
+
+
+def _grouped(domain: Domain) -> Domain:
+    """Return a domain of cases with fewer key/value heads than query heads."""
+    return replace(domain, variants=("grouped",), min_heads=2)
 
 
 @property_of(
     "GQA-1",
-    replace(LIFETIME, min_heads=2),
+    _grouped(LIFETIME),
     needs=("grouped_query", "gradients"),
     requires="HED-1",
     must_reject=("lopsided", "nan_gradients"),
@@ -42,12 +44,12 @@ VARIANT = Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, values=MODERATE,
 )
 def one_module_with_grouped_heads_serves_all_its_life(session: Session, case: Case) -> None:
     """One module with grouped heads is correct in inference, in training, and with new weights."""
-    expect_lifetime(session, with_config(case, grouped(case)))
+    expect_lifetime(session, case.problem())
 
 
 @property_of(
     "GQA-1",
-    replace(VARIANT, min_heads=2, masks=(*VARIANT.masks, *EMPTY)),
+    _grouped(WITH_EMPTY_ROWS),
     needs="grouped_query",
     requires="HED-1",
     must_reject=DEFECTS,
@@ -55,20 +57,21 @@ def one_module_with_grouped_heads_serves_all_its_life(session: Session, case: Ca
 )
 def grouped_heads_equal_repeated_ones(session: Session, case: Case) -> None:
     """With fewer key/value heads the result equals repeating each of them for neighbouring query heads."""
-    config = grouped(case)
-    problem = with_config(case, config)
+    problem = case.problem()
+    config = problem.config
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
     result = session(problem)
     because = f"{config.n_heads} heads on {config.n_kv_heads} key/value heads, each shared by neighbouring heads"
     expect_result(result, session.expected(problem), because)
-    plain = session(_with_repeated_heads(problem, case.config)).output
+    plain = session(_with_repeated_heads(problem)).output
     bound = session.bound_of(problem)
     expect_agree(result.output, plain, bound, because="the output with each key/value head repeated")
 
 
-def _with_repeated_heads(problem: Problem, plain: Config) -> Problem:
-    """Return the problem with each key/value head repeated; plain: the configuration with as many as query heads."""
+def _with_repeated_heads(problem: Problem) -> Problem:
+    """Return the problem with each key/value head repeated, so that there are as many as query heads."""
     config = problem.config
+    plain = replace(config, n_kv_heads=None)
     repeats, heads = config.n_heads // config.kv_heads, (config.kv_heads, config.head_dim)
 
     def repeated(x: Tensor, dim: int) -> Tensor:
@@ -85,7 +88,7 @@ def _with_repeated_heads(problem: Problem, plain: Config) -> Problem:
 
 @property_of(
     "GQA-1",
-    EVERYDAY_SIZES,
+    _grouped(EVERYDAY_SIZES),
     needs="grouped_query",
     requires="HED-1",
     must_reject=DEFECTS,
@@ -94,14 +97,14 @@ def _with_repeated_heads(problem: Problem, plain: Config) -> Problem:
 )
 def grouped_heads_of_everyday_sizes_match_the_oracle(session: Session, case: Case) -> None:
     """Grouped heads of the sizes of everyday models match the oracle."""
-    problem = with_config(case, grouped(case))
-    because = f"the oracle's value for {problem.config.n_kv_heads} key/value heads"
+    problem = case.problem()
+    because = f"the oracle's value for {case.n_kv_heads} key/value heads"
     expect_result(session(problem), session.expected(problem), because)
 
 
 @property_of(
     "GQA-1",
-    replace(FEW_QUERIES, min_heads=2),
+    _grouped(FEW_QUERIES),
     needs=("grouped_query", "cross_attention"),
     requires="HED-1",
     must_reject=DEFECTS,
@@ -110,14 +113,13 @@ def grouped_heads_of_everyday_sizes_match_the_oracle(session: Session, case: Cas
 )
 def grouped_heads_on_long_rows_match_the_oracle(session: Session, case: Case) -> None:
     """Grouped heads match the oracle for rows of many keys."""
-    wider = replace(case, n_heads=4, L=2)
-    problem = with_config(wider, replace(wider.config, n_kv_heads=2))  # if all shared one, none could be mistaken
+    problem = replace(case, n_heads=4, n_kv_heads=2, L=2).problem()  # if all shared one, none could be mistaken
     expect_result(session(problem), session.expected(problem), f"the oracle's value for {case.S} keys")
 
 
 @property_of(
     "GQA-1",
-    replace(DROPOUT_SEEDS, min_heads=2),
+    _grouped(DROPOUT_SEEDS),
     needs=("grouped_query", "dropout"),
     requires="HED-1",
     must_reject=("zeros",),
@@ -126,7 +128,7 @@ def grouped_heads_on_long_rows_match_the_oracle(session: Session, case: Case) ->
 )
 def grouped_heads_drop(session: Session, case: Case) -> None:
     """Grouped heads drop in training, according to the seed, and not in evaluation."""
-    problem = with_config(case, replace(grouped(case), dropout=0.5))
+    problem = with_dropout(case.problem(), 0.5)
     one, other = (session(problem, seed=seed).output for seed in (1, 2))
     message = f"{other.code} equals {one.code}, though p = 0.5 and the seeds differ"
     expect(not torch.equal(one.tensor, other.tensor), message, f"assert not {one.code}.equal({other.code})")
@@ -136,7 +138,7 @@ def grouped_heads_drop(session: Session, case: Case) -> None:
 
 @property_of(
     "GQA-1",
-    replace(DROPOUT_PATTERNS, min_heads=2),
+    _grouped(DROPOUT_PATTERNS),
     needs=("grouped_query", "dropout=True"),
     requires="HED-1",
     must_reject=("zeros", "lopsided"),
@@ -146,12 +148,12 @@ def grouped_heads_drop(session: Session, case: Case) -> None:
 def grouped_heads_drop_each_weight_alone(session: Session, case: Case) -> None:
     """With grouped heads each weight is dropped on its own with probability p, and rescaled otherwise."""
     case = with_width(replace(case, L=17, S=17), session.claims, 34)
-    expect_dropped_weights(session, with_config(case, grouped(case)), 0.5, case.seed)
+    expect_dropped_weights(session, case.problem(), 0.5, case.seed)
 
 
 @property_of(
     "GQA-1",
-    replace(VARIANT, min_heads=2, modes=WITH_GRADIENT, masks=(*VARIANT.masks, *EMPTY)),
+    _grouped(replace(WITH_EMPTY_ROWS, modes=WITH_GRADIENT)),
     needs=("grouped_query", "gradients"),
     requires="HED-1",
     must_reject=("nan_gradients", "detached", "lopsided"),
@@ -159,14 +161,14 @@ def grouped_heads_drop_each_weight_alone(session: Session, case: Case) -> None:
 )
 def grouped_heads_have_gradients(session: Session, case: Case) -> None:
     """The gradients with grouped heads are within the bound."""
-    problem = with_config(case, grouped(case))
+    problem = case.problem()
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
-    expect_gradients(session, problem, None, f"with {problem.config.n_kv_heads} key/value heads")
+    expect_gradients(session, problem, None, f"with {case.n_kv_heads} key/value heads")
 
 
 @property_of(
     "GQA-1",
-    replace(EVERYDAY_SIZES, modes=WITH_GRADIENT, dtypes=BOUNDED),
+    _grouped(replace(EVERYDAY_SIZES, modes=WITH_GRADIENT, dtypes=BOUNDED)),
     needs=("grouped_query", "gradients"),
     requires="HED-1",
     must_reject=("nan_gradients", "detached", "lopsided"),
@@ -175,17 +177,16 @@ def grouped_heads_have_gradients(session: Session, case: Case) -> None:
 )
 def grouped_heads_of_everyday_sizes_have_gradients(session: Session, case: Case) -> None:
     """The gradients with grouped heads of the sizes of everyday models are within the bound."""
-    problem = with_config(case, grouped(case))
-    expect_gradients(session, problem, None, f"with {problem.config.n_kv_heads} key/value heads")
+    expect_gradients(session, case.problem(), None, f"with {case.n_kv_heads} key/value heads")
 
 
 # The causal flag beside an extra key is a matter of PTH-5.
-TOGETHER = replace(VARIANT, causal=(False,), inputs=("cross",), need_weights=(False,))
+TOGETHER = replace(ANY, causal=(False,), inputs=("cross",), need_weights=(False,))
 
 
 @property_of(
     "GQA-1",
-    replace(TOGETHER, min_heads=4),  # so that there may be several key/value heads
+    replace(TOGETHER, variants=("grouped",), min_heads=4),  # so that there may be several key/value heads
     needs="grouped_query",
     requires="HED-1",
     must_reject=DEFECTS,
@@ -194,12 +195,12 @@ TOGETHER = replace(VARIANT, causal=(False,), inputs=("cross",), need_weights=(Fa
 )
 def grouped_heads_go_with_other_options(session: Session, case: Case) -> None:
     """Grouped heads match the oracle beside other options that are claimed, too."""
-    _expect_together(session, case, grouped(case))
+    _expect_together(session, case)
 
 
 @property_of(
     "XAT-1",
-    TOGETHER,
+    replace(TOGETHER, variants=("other_widths",)),
     needs=("kv_widths", "cross_attention"),
     requires="HED-1",
     must_reject=DEFECTS,
@@ -208,15 +209,13 @@ def grouped_heads_go_with_other_options(session: Session, case: Case) -> None:
 )
 def other_widths_go_with_other_options(session: Session, case: Case) -> None:
     """Other widths of key and value match the oracle beside other options that are claimed, too."""
-    kdim = case.config.d_model + 1
-    vdim = kdim if case.inputs == "memory" else 3
-    _expect_together(session, case, replace(case.config, kdim=kdim, vdim=vdim))
+    _expect_together(session, case)
 
 
-def _expect_together(session: Session, case: Case, config: Config) -> None:
+def _expect_together(session: Session, case: Case) -> None:
     """Expect the oracle's output for a configuration with other options, which may be refused together."""
-    together = with_other_options(case, session.claims, config)
-    assume(together != config, "no other option is claimed")
+    together = with_other_options(case, session.claims)
+    assume(together != case.config, "no other option is claimed")
     problem = with_config(case, together)
     try:
         output = session(problem).output
@@ -227,22 +226,21 @@ def _expect_together(session: Session, case: Case, config: Config) -> None:
 
 @property_of(
     "HED-1",
-    VARIANT,
+    OWN_WIDTH,
     needs="own_head_dim",
     must_reject=(*DEFECTS, "unscaled"),
     number=2,
 )
 def heads_of_their_own_width_match_the_loop(session: Session, case: Case) -> None:
     """With heads of a width that is not d_model / n_heads, the result equals the loop over heads."""
-    config = own_head_dim(case, session.claims)
-    problem = with_config(case, config)
-    because = f"the loop over {config.n_heads} heads of width {config.d_head}, with d_model = {config.d_model}"
+    problem = case.problem()
+    because = f"the loop over {case.n_heads} heads of width {case.head_dim}, with d_model = {case.d_model}"
     expect_result(session(problem), session.expected(problem), because)
 
 
 @property_of(
     "GRD-1",
-    replace(VARIANT, modes=WITH_GRADIENT, dtypes=BOUNDED),
+    replace(OWN_WIDTH, modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs=("own_head_dim", "gradients"),
     requires="HED-1",
     must_reject=("nan_gradients", "detached", "lopsided"),
@@ -250,63 +248,55 @@ def heads_of_their_own_width_match_the_loop(session: Session, case: Case) -> Non
 )
 def heads_of_their_own_width_have_gradients(session: Session, case: Case) -> None:
     """The gradients with heads of a width that is not d_model / n_heads are within the bound."""
-    config = own_head_dim(case, session.claims)
-    problem = with_config(case, config)
-    expect_gradients(session, problem, None, f"with heads of width {config.d_head} and d_model = {config.d_model}")
+    because = f"with heads of width {case.head_dim} and d_model = {case.d_model}"
+    expect_gradients(session, case.problem(), None, because)
 
 
 @property_of(
     "XAT-1",
-    replace(VARIANT, inputs=("cross",)),
+    OTHER_WIDTHS,
     needs=("kv_widths", "cross_attention"),
     requires="HED-1",
     must_reject=DEFECTS,
 )
 def other_widths_match_the_oracle(session: Session, case: Case) -> None:
     """kdim and vdim other than D work, and match the oracle."""
-    # Each of the two is left at its default one time in three.
-    kdim = None if case.seed % 3 == 1 else 1 + case.seed % 7
-    vdim = None if case.seed % 3 == 2 else 1 + case.seed // 7 % 7
-    if case.inputs == "memory":
-        kdim = vdim = 1 + case.seed % 7
-    problem = with_config(case, replace(case.config, kdim=kdim, vdim=vdim))
-    because = f"the oracle's value with kdim = {kdim} and vdim = {vdim}"
+    problem = case.problem()
+    because = f"the oracle's value with kdim = {case.kdim} and vdim = {case.vdim}"
     expect_result(session(problem), session.expected(problem), because)
 
 
 @property_of(
     "XAT-1",
-    replace(VARIANT, inputs=("cross",), modes=WITH_GRADIENT),
+    replace(OTHER_WIDTHS, modes=WITH_GRADIENT),
     needs=("kv_widths", "cross_attention", "gradients"),
     must_reject=("nan_gradients", "detached", "lopsided"),
     number=2,
 )
 def other_widths_have_gradients(session: Session, case: Case) -> None:
     """The gradients with kdim and vdim other than D are within the bound."""
-    vdim = case.config.d_model + 1 if case.inputs == "memory" else 2
-    problem = with_config(case, replace(case.config, kdim=case.config.d_model + 1, vdim=vdim))
-    expect_gradients(session, problem, None, "with kdim and vdim other than d_model")
+    because = f"with kdim = {case.kdim} and vdim = {case.vdim}"
+    expect_gradients(session, case.problem(), None, because)
 
 
 @property_of(
     "VAL-1",
-    replace(VARIANT, inputs=("cross",), masks=(*VARIANT.masks, *EMPTY)),
+    VALUE_WIDTH,
     needs="value_width",
     requires="HED-1",
     must_reject=DEFECTS,
 )
 def values_of_their_own_width_match_the_oracle(session: Session, case: Case) -> None:
     """Contexts have the width of the values, and every column of them matches the oracle."""
-    config = own_value_width(case, session.claims)
-    problem = with_config(case, config)
+    problem = case.problem()
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
-    because = f"the oracle's value, for values of width {config.d_value} and queries of width {config.head_dim}"
+    because = f"the oracle's value, for values of width {case.d_value} and queries of width {case.head_dim}"
     expect_result(session(problem), session.expected(problem), because)
 
 
 @property_of(
     "VAL-1",
-    replace(VARIANT, inputs=("cross",), modes=WITH_GRADIENT, dtypes=BOUNDED),
+    replace(VALUE_WIDTH, masks=ANY.masks, modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs=("value_width", "gradients"),
     requires="HED-1",
     must_reject=("nan_gradients", "detached", "lopsided"),
@@ -314,6 +304,4 @@ def values_of_their_own_width_match_the_oracle(session: Session, case: Case) -> 
 )
 def values_of_their_own_width_have_gradients(session: Session, case: Case) -> None:
     """The gradients with values of a width of their own are within the bound."""
-    config = own_value_width(case, session.claims)
-    problem = with_config(case, config)
-    expect_gradients(session, problem, None, f"for values of width {config.d_value}")
+    expect_gradients(session, case.problem(), None, f"for values of width {case.d_value}")
