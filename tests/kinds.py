@@ -16,8 +16,24 @@ from torch import Tensor
 from mha.conformance import Report, check
 from mha.conformance.cases.domain import claimed_axes
 from mha.conformance.faults.base import Complete
-from mha.spec import Claims, Config, Output, Sizes, Weights
+from mha.spec import CLAUSES, Claims, Config, Options, Output, Sizes, Weights
 
+ALL, SOME, NONE = "●", "◐", "·"
+INTRODUCTION = f"""# What is judged of which kind of subject
+
+Made by `python tests/kinds.py`, in the quick profile and float32. Of each family of clauses, {ALL} all are judged,
+{SOME} some, {NONE} none; the number counts clauses. One is left out only where no call that is claimed can state it:
+cases are made causal, masks are restricted to the claimed axes, one tensor takes the place of three, and contexts of
+one-hot values show weights that are not returned.
+"""
+BY_REASON = """
+## What is left out, by what it needs
+
+Of any of these kinds: by the claim that is missing, or in words.
+"""
+OF_KINDS = """
+## What the kinds claim
+"""
 PADDING_ONLY: dict[str, Any] = {"per_head_mask": False, "per_query_mask": False}
 KINDS = {
     "GPT": Claims(
@@ -49,21 +65,11 @@ class ClaimedOnly(Complete):
 
     claims: Claims
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Tensor | None = None,
-        is_causal: bool = False,
-        need_weights: bool = False,
-    ) -> Output:
-        for reason in self.not_claimed(query, key, value, mask, is_causal):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
+        options = Options(**given)
+        for reason in self.not_claimed(query, key, value, options.mask, options.is_causal):
             raise NotImplementedError(f"not claimed: {reason}")
-        output, weights, _ = super().forward(
-            query, key, value, mask=mask, is_causal=is_causal, need_weights=need_weights
-        )
+        output, weights, _ = super().forward(query, key, value, **given)
         return Output(output, weights if self.claims.returns_weights else None)
 
     def not_claimed(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool) -> list[str]:
@@ -126,14 +132,22 @@ def judge(kind: str) -> Report:
 
 
 def row_of(kind: str, report: Report) -> str:
-    """Return the row of a kind in the table: its claims, how many clauses are judged, and why the others are not."""
-    judged = [verdict for verdict in report.verdicts if verdict.status != "not_claimed"]
-    reasons: dict[str, list[str]] = defaultdict(list)
+    """Return the row of a kind in the table: of each family of clauses, whether all, some or none are judged."""
+    judged: dict[str, list[bool]] = defaultdict(list)
+    for verdict in report.verdicts:
+        judged[verdict.clause.partition("-")[0]].append(verdict.status != "not_claimed")
+    signs = (ALL if all(of_family) else SOME if any(of_family) else NONE for of_family in judged.values())
+    count = sum(map(sum, judged.values()))
+    return f"| {kind} | {count} | {' | '.join(signs)} |"
+
+
+def left_out_of(report: Report) -> dict[str, list[str]]:
+    """Return the clauses that are not judged, by the reason that reports count them under."""
+    left_out: dict[str, list[str]] = defaultdict(list)
     for verdict in report.verdicts:
         if verdict.status == "not_claimed":
-            reasons[verdict.message].append(verdict.clause)
-    left_out = "; ".join(f"{reason}: {', '.join(clauses)}" for reason, clauses in reasons.items())
-    return f"| {kind} | {_claims_as_text(KINDS[kind])} | {len(judged)} of {len(report.verdicts)} | {left_out} |"
+            left_out[verdict.topic or verdict.message].append(verdict.clause)
+    return left_out
 
 
 def _claims_as_text(claims: Claims) -> str:
@@ -152,17 +166,17 @@ def _literal(value: object) -> str:
 
 def page(reports: Mapping[str, Report]) -> str:
     """Return docs/coverage.md."""
-    rows = "\n".join(row_of(kind, report) for kind, report in reports.items())
-    return f"""# What is judged of which kind of subject
-
-Made by `python tests/kinds.py`, in the quick profile and float32. A clause is left out only where no call that is
-claimed can state it: cases are made causal, masks are restricted to the claimed axes, one tensor takes the place of
-three, and contexts of one-hot values show weights that are not returned.
-
-| kind | claims | clauses judged | not judged |
-|---|---|---|---|
-{rows}
-"""
+    families = list(dict.fromkeys(clause.partition("-")[0] for clause in CLAUSES))
+    head = [f"| kind | of {len(CLAUSES)} | {' | '.join(families)} |", f"|---|---:|{':-:|' * len(families)}"]
+    rows = [row_of(kind, report) for kind, report in reports.items()]
+    claims = [f"- {kind}: {_claims_as_text(KINDS[kind])}" for kind in reports]
+    merged: dict[str, dict[str, None]] = defaultdict(dict)
+    for report in reports.values():
+        for reason, clauses in left_out_of(report).items():
+            merged[reason].update(dict.fromkeys(clauses))
+    in_order = list(CLAUSES)
+    left_out = [f"- {reason}: {', '.join(sorted(merged[reason], key=in_order.index))}" for reason in sorted(merged)]
+    return "\n".join([INTRODUCTION, *head, *rows, BY_REASON, *left_out, OF_KINDS, *claims, ""])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ from mha.conformance.reports.html import to_html
 from mha.conformance.reports.markdown import to_markdown
 from mha.conformance.reports.summary import cause_of, findings
 from mha.conformance.reports.text import describe, summarise
-from mha.spec import CLAUSES, Claims, Output
+from mha.spec import CLAUSES, Claims, Options, Output
 
 # One or more of each module of the catalogue, with conditions, a fitted number, two defects at once, and float64.
 SAMPLE = (
@@ -141,11 +140,11 @@ def test_calls_that_should_be_refused_or_are_empty_are_no_evidence() -> None:
 
 def test_nan_alone_names_no_defect_under_a_condition() -> None:
     class NanForMasksOfAnotherPrecision(Complete):
-        def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
-            spoilt = False
+        def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+            spoilt, mask = False, options.mask
             if mask is not None and mask.is_floating_point() and mask.dtype != query.dtype:
-                mask, spoilt = mask.to(query), self.config.head_dim > 8
-            output, weights, _ = super().attend(query, key, value, mask, *rest)
+                options, spoilt = options.change(mask=mask.to(query)), self.config.head_dim > 8
+            output, weights, _ = super().attend(query, key, value, options)
             return Output(output * torch.nan if spoilt else output, weights)
 
     implementation = implementation_of(NanForMasksOfAnotherPrecision)

@@ -17,7 +17,7 @@ from mha.conformance.faults import registry as faults
 from mha.conformance.properties.registry import properties
 from mha.conformance.reports.text import describe, summarise
 from mha.conformance.results import VOLATILE, Report
-from mha.spec import CLAUSES, Claims, Config, Output, Weights
+from mha.spec import CLAUSES, Claims, Config, Options, Output, Weights
 
 
 def test_properties_belong_to_clauses_and_have_unique_names() -> None:
@@ -112,10 +112,10 @@ def test_unclaimed_clauses_are_not_judged() -> None:
 
 def test_claimed_but_not_implemented_is_refused() -> None:
     class NoMasks(faults.Correct):
-        def allow(self, mask: torch.Tensor | None, *rest: Any) -> torch.Tensor:
-            if mask is not None:
+        def allow(self, options: Options, *rest: Any) -> torch.Tensor:
+            if options.mask is not None:
                 raise NotImplementedError("no masks yet")
-            return super().allow(mask, *rest)
+            return super().allow(options, *rest)
 
     (verdict,) = check(faults.implementation_of(NoMasks), clauses=["MSK-4"], dtypes=["float32"]).verdicts
     assert verdict.status == "refused"

@@ -13,7 +13,8 @@ from kinds import KINDS, ClaimedOnly, Subject, judge, row_of
 from torch import Tensor
 
 from mha.conformance import check
-from mha.spec import Config, Output, Weights
+from mha.implementations.formula import with_mask
+from mha.spec import Config, Options, Output, Weights
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "coverage.md"
 
@@ -65,16 +66,16 @@ class FillsWithALowNumber(ClaimedOnly):
 class LeaksByOne(ClaimedOnly):
     """The causal mask allows the next position."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, False, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options.change(is_causal=False), q, k)
         return allowed & torch.ones_like(allowed).tril(1), bias
 
 
 class KeysShifted(ClaimedOnly):
     """The mask is read one key too late."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(None if mask is None else mask.roll(1, -1), is_causal, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(with_mask(options, lambda mask: mask.roll(1, -1)), q, k)
 
 
 @pytest.mark.usefixtures("undiagnosed", "unshrunk")

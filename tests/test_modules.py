@@ -129,9 +129,9 @@ class CausalTable(faults.Correct):
         state.pop(f"{prefix}table", None)
         module._buffers.pop("table", None)
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        allowed, size = super().allow(mask, False, q, k), max(q.shape[2], k.shape[2])
-        if not is_causal:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        allowed, size = super().allow(options.change(is_causal=False), q, k), max(q.shape[2], k.shape[2])
+        if not options.is_causal:
             return allowed
         if len(self._buffers.get("table", ())) < size:  # type: ignore[arg-type]  # it is never None
             self.register_buffer("table", torch.ones(size, size, dtype=torch.bool).tril())

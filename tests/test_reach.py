@@ -21,7 +21,7 @@ from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import properties
 from mha.conformance.settings import Settings
 from mha.implementations import resolve
-from mha.spec import Implementation, Output
+from mha.spec import Implementation, Options, Output
 
 QUICK = Settings(profile="quick", dtypes=("float32",))
 
@@ -69,14 +69,14 @@ def stale_mask(axis: int, fill: Callable[[Tensor], Tensor]) -> type[faults.Compl
     class StaleMask(faults.Complete):
         held: Tensor | None = None
 
-        def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-            allowed, bias = super().allow(mask, is_causal, q, k)
+        def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+            allowed, bias = super().allow(options, q, k)
             shape, held = list(allowed.shape), self.held
             fits = held is not None and held.shape[axis] > shape[axis]
             if fits and [*held.shape[:axis], *held.shape[axis + 1 :]] == [*shape[:axis], *shape[axis + 1 :]]:
                 allowed = allowed & (held.narrow(axis, 0, shape[axis]) | fill(allowed))
             with torch.inference_mode(False):
-                self.held = allowed.clone() if mask is not None else torch.ones(shape, dtype=torch.bool)
+                self.held = allowed.clone() if options.mask is not None else torch.ones(shape, dtype=torch.bool)
             return allowed, bias
 
     return StaleMask
@@ -117,8 +117,8 @@ def test_results_stay_through_three_later_calls(count: int) -> None:
 @pytest.mark.parametrize("heads_first", [False, True])
 def test_masks_of_more_than_256_heads_differ_in_either_order(heads_first: bool) -> None:
     class ByteIndex(faults.Complete):
-        def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-            allowed, bias = super().allow(mask, is_causal, q, k)
+        def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+            allowed, bias = super().allow(options, q, k)
             joined = allowed.transpose(0, 1) if heads_first else allowed
             index = torch.arange(joined.shape[0] * joined.shape[1]) % 256
             joined = joined.flatten(0, 1)[index].unflatten(0, joined.shape[:2])
@@ -140,10 +140,10 @@ def test_a_backward_pass_that_cannot_be_differentiated_fails(name: str, message:
 class RefusesUnequal(faults.Complete):
     """Correct; a causal call with L != S raises, as CAU-3 allows."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if is_causal and q.shape[2] != k.shape[2]:
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if options.is_causal and q.shape[2] != k.shape[2]:
             raise ValueError("L != S")
-        return super().allow(mask, is_causal, q, k)
+        return super().allow(options, q, k)
 
 
 @pytest.mark.parametrize("clause", ["GRD-2", "GRD-9"])
