@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mha.spec import Options, Output, causal_mask
+from mha.spec import Options, Output, causal_mask, window_mask
 from mha.spec.claims import Alignment
 
 Normalise = Callable[[Tensor], Tensor]
@@ -30,7 +30,7 @@ def scores_of(q: Tensor, k: Tensor, options: Options, usual_scale: float = 1.0) 
 def allowed_by(options: Options, like: Tensor, alignment: Alignment = "top_left") -> tuple[Tensor, Tensor]:
     """Return which keys each query may attend to, boolean, and what is added to its scores, both (B, H, L, S).
 
-    like: scores, or a tensor of their shape, dtype and device. alignment: of the causal mask.
+    like: scores, or a tensor of their shape, dtype and device. alignment: of the causal mask and the window.
     """
     mask = options.mask
     allowed, bias = torch.ones_like(like, dtype=torch.bool), torch.zeros_like(like)
@@ -41,6 +41,8 @@ def allowed_by(options: Options, like: Tensor, alignment: Alignment = "top_left"
         allowed, bias = allowed & ~masked, bias + mask.masked_fill(masked, 0.0)
     if options.is_causal:
         allowed = allowed & causal_mask(like.shape[2], like.shape[3], alignment, like.device)
+    if options.window is not None:
+        allowed = allowed & window_mask(like.shape[2], like.shape[3], options.window, alignment, like.device)
     return allowed, bias
 
 

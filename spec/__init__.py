@@ -30,6 +30,7 @@ __all__ = [
     "Sharded",
     "Sizes",
     "Weights",
+    "Window",
     "causal_mask",
     "gradients",
     "join_causal",
@@ -38,6 +39,7 @@ __all__ = [
     "sum_shared",
     "to_convention",
     "validate_call",
+    "window_mask",
 ]
 
 if TYPE_CHECKING:
@@ -46,11 +48,11 @@ if TYPE_CHECKING:
     from mha.spec.clauses import CLAUSES, Clause, Level
     from mha.spec.config import Config
     from mha.spec.forward import Expected, oracle
-    from mha.spec.masks import MaskConvention, causal_mask, join_causal, to_convention
+    from mha.spec.masks import MaskConvention, causal_mask, join_causal, to_convention, window_mask
     from mha.spec.problem import Problem
     from mha.spec.protocols import Attention, CacheEditor, Decoder, Differentiable, Implementation, Output
     from mha.spec.rounding import Rounding
-    from mha.spec.scores import Lse, Options, Scores
+    from mha.spec.scores import Lse, Options, Scores, Window
     from mha.spec.sharding import Sharded, positions
     from mha.spec.validation import validate_call
     from mha.spec.weights import Weights
@@ -62,11 +64,11 @@ else:
         "clauses": ("CLAUSES", "Clause", "Level"),
         "config": ("Config",),
         "forward": ("Expected", "oracle"),
-        "masks": ("MaskConvention", "causal_mask", "join_causal", "to_convention"),
+        "masks": ("MaskConvention", "causal_mask", "join_causal", "to_convention", "window_mask"),
         "problem": ("Problem",),
         "protocols": ("Attention", "CacheEditor", "Decoder", "Differentiable", "Implementation", "Output"),
         "rounding": ("Rounding",),
-        "scores": ("Lse", "Options", "Scores"),
+        "scores": ("Lse", "Options", "Scores", "Window"),
         "sharding": ("Sharded", "positions"),
         "validation": ("validate_call",),
         "weights": ("Weights",),

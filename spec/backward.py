@@ -178,7 +178,7 @@ def _core_of(
 ) -> _Core:
     """Return the inputs of the backward pass of the core; extra keys are allowed to every query."""
     extended = expected.key.mid.shape[2]
-    allowed = torch.nn.functional.pad(problem.allowed(claims.causal), (0, extended - problem.shape[3]), value=True)
+    allowed = torch.nn.functional.pad(problem.allowed(claims.alignment), (0, extended - problem.shape[3]), value=True)
     u_a, merges = precision.softmax.accumulate, precision.rounding.merges
     weights, drift = expected.weights, normaliser_error(expected.max_score, extended, u_a, merges)
     if claims.empty_row != "zeros":

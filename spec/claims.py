@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 
 from mha.spec.dtypes import TRAITS
 from mha.spec.rounding import Rounding
+from mha.spec.scores import Alignment as Alignment
 from mha.spec.scores import Lse, Scores
 
-Alignment = Literal["top_left", "bottom_right"]
 EmptyRow = Literal["zeros", "nan", "uniform", "error"]
 MASK_FORMS = ("bool", "float", "int")
 DTYPES = tuple(TRAITS)
@@ -304,6 +304,10 @@ class Claims:
             "multi_query is one key head, and grouped_query any number; claim one": self.multi_query
             and self.grouped_query,
             **self._mask_contradictions(),
+            "scores has a window, which needs an alignment: Claims.causal, or Scores.alignment": bool(
+                self.scores.window
+            )
+            and self.alignment is None,
             "second_gradients needs Claims.gradients, but that is False": self.second_gradients and not self.gradients,
         }
         for message, holds in contradictions.items():
@@ -325,6 +329,11 @@ class Claims:
             f"prefix_masks are boolean, but Claims.masks is {forms}": self.prefix_masks and not forms <= {"bool"},
             f"mask_ranks must contain 4, but is {set(self.mask_ranks)}": 4 not in self.mask_ranks,
         }
+
+    @property
+    def alignment(self) -> Alignment | None:
+        """The alignment of the causal mask and of windows, if there is one."""
+        return self.causal or self.scores.alignment
 
     def scale_for(self, head_dim: int) -> float:
         """Return what the scores are multiplied by: `scale`, or 1/sqrt(d_k).

@@ -114,7 +114,7 @@ def _declared_lse(natural: Ball, problem: Problem, claims: Claims) -> Ball:
         mid = natural.mid / declared.log_base
         lse = Ball(mid, natural.rad / declared.log_base + 2 * units_of(problem.query.dtype).accumulate * mid.abs())
     lse = lse.stored(units_of(declared.dtypes_for(problem.query.dtype)[0]))
-    empty = problem.empty_rows(claims.causal)
+    empty = problem.empty_rows(claims.alignment)
     if declared.empty == "undefined":
         return Ball(lse.mid, lse.rad.masked_fill(empty, float("inf")))
     return Ball(lse.mid.masked_fill(empty, float(declared.empty)), lse.rad.masked_fill(empty, 0.0))
@@ -154,7 +154,7 @@ def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads
         query=split_heads(project(problem.query, "q")[-1], config, "q"),
         key=split_heads(keys[-1], config, "k"),
         value=split_heads(project(problem.value, "v")[-1], config, "v"),
-        allowed=problem.allowed(claims.causal),
+        allowed=problem.allowed(claims.alignment),
         bias=bias,
         bare_key=split_heads(keys[0], config, "k") if len(keys) > 1 and not config.extra_keys else None,
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mha.spec.claims import Alignment
 from mha.spec.dtypes import computable
+from mha.spec.scores import Bounds
 
 MaskConvention = Literal["keep", "drop", "additive"]
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -57,6 +58,28 @@ def causal_mask(queries: int, keys: int, alignment: Alignment, device: torch.dev
     offset = keys - queries if alignment == "bottom_right" else 0
     rows = torch.arange(queries, device=device).unsqueeze(1)
     return torch.arange(keys, device=device) <= rows + offset
+
+
+def window_mask(
+    queries: int, keys: int, bounds: Bounds, alignment: Alignment, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Return the boolean (L, S) mask of a window, True where query i may attend to key j.
+
+    queries, keys: L and S. bounds: how many keys before and after its own place a query sees, None for all of them.
+    alignment: of that place, as for `causal_mask`, which is the window (None, 0).
+
+    >>> window_mask(2, 4, (1, 0), "bottom_right").int()
+    tensor([[0, 1, 1, 0],
+            [0, 0, 1, 1]], dtype=torch.int32)
+    """
+    left, right = bounds
+    offset = keys - queries if alignment == "bottom_right" else 0
+    places = torch.arange(queries, device=device).unsqueeze(1) + offset
+    distances = torch.arange(keys, device=device) - places
+    allowed = torch.ones_like(distances, dtype=torch.bool)
+    if left is not None:
+        allowed = allowed & (distances >= -left)
+    return allowed if right is None else allowed & (distances <= right)
 
 
 def join_causal(mask: Tensor | None, causal: Tensor) -> Tensor:

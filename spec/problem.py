@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mha.spec.claims import Alignment, Claims
 from mha.spec.config import Config
-from mha.spec.masks import causal_mask
+from mha.spec.masks import causal_mask, window_mask
 from mha.spec.scores import Options
 from mha.spec.weights import Weights
 
@@ -143,18 +143,20 @@ class Problem:
         return torch.Size((*self.query.shape[:-1], self.config.context_width))
 
     def allowed(self, alignment: Alignment | None) -> Tensor:
-        """Return the boolean (B, H, L, S) mask of which query may attend to which key, including the causal mask.
+        """Return which query may attend to which key, boolean (B, H, L, S), by mask, causal mask and window together.
 
-        alignment: that of the causal mask. Raises ValueError if it is None and the problem is causal.
+        alignment: that of the causal mask and of the window. Raises ValueError if it is None and there is one of these.
         """
         _, _, queries, keys = self.shape
+        if alignment is None and (self.is_causal or self.options.window):
+            raise ValueError("a causal mask or a window needs an alignment, but the implementation claims causal=None")
         allowed = torch.ones(self.shape, dtype=torch.bool, device=self.query.device)
         if self.mask is not None:
             allowed = allowed & (self.mask != (float("-inf") if self.mask.is_floating_point() else 0))
-        if self.is_causal:
-            if alignment is None:
-                raise ValueError("a causal problem needs an alignment, but the implementation claims causal=None")
+        if self.is_causal and alignment is not None:
             allowed = allowed & causal_mask(queries, keys, alignment, self.query.device)
+        if self.options.window is not None and alignment is not None:
+            allowed = allowed & window_mask(queries, keys, self.options.window, alignment, self.query.device)
         return allowed
 
     def empty_rows(self, alignment: Alignment | None) -> Tensor:

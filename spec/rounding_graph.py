@@ -119,7 +119,7 @@ class _Maker:
         extra, repeats = self.config.extra_keys, self.config.n_heads // self.config.kv_heads
         query, (key, bare_key), (value, _) = self._query(), self._pair("key"), self._pair("value")
         k, bare, v = (x.repeat_interleave(repeats, 1) for x in (key, bare_key, value))
-        allowed = F.pad(self.problem.allowed(self.claims.causal), (0, extra), value=True)
+        allowed = F.pad(self.problem.allowed(self.claims.alignment), (0, extra), value=True)
         scores = self._scores(query, (k, bare))
         p = self._softmax(scores, self._mask(scores, allowed), allowed)
         context = self._context(p, v, allowed)

@@ -11,12 +11,62 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ScaleRange = Literal["positive", "any"]
+WindowForm = Literal["left_right", "left", "count", "symmetric", "count_right"]
+Alignment = Literal["top_left", "bottom_right"]
 Base = Literal["e", "2"]
 EmptyLse = Literal["-inf", "+inf", "undefined"]
 LseLayout = Literal["b h l", "b l h", "b h l 1", "(b h) l"]
 LseDtype = Literal["float32", "input"]
+# How many keys before and after its own place a query sees, itself not counted; None for all of them.
+Bounds = tuple[int | None, int | None]
 # The options that every attention takes.
 EVERY_CALL = ("mask", "is_causal", "need_weights")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How an argument says which keys are in the window of a query (clause WIN-1).
+
+    form: for a query at p, the place that the causal mask would end at,
+        "left_right": two numbers, p - left <= t <= p + right, as in flash-attention;
+        "left": one number, t >= p - left, so that left + 1 keys are seen with the query's own;
+        "count": one number of keys, the query's own among them, none after it, as in transformers;
+        "symmetric": one number, p - w <= t <= p + w;
+        "count_right": two numbers, p - left < t <= p + right, as in cuDNN.
+    unbounded: what stands for a side without a bound.
+
+    Raises ValueError for an unknown word.
+
+    >>> Window("left_right").numbers((3, None)), Window("count").numbers((3, 0)), Window("left").nearest((2, 5))
+    ((3, -1), (4,), (2, None))
+    """
+
+    form: WindowForm
+    unbounded: Literal[-1] | None = -1
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an unknown word."""
+        if self.form not in get_args(WindowForm):
+            words = ", ".join(map(repr, get_args(WindowForm)))
+            raise ValueError(f"Window.form must be one of {words}, but is {self.form!r}")
+        if self.unbounded not in (-1, None):
+            raise ValueError(f"Window.unbounded must be -1 or None, but is {self.unbounded!r}")
+
+    def nearest(self, bounds: Bounds) -> Bounds:
+        """Return the window nearest to one of other bounds that an argument of this form can say."""
+        left, _ = bounds
+        if self.form == "left":
+            return left, None
+        if self.form == "count":
+            return left, None if left is None else 0
+        return (left, left) if self.form == "symmetric" else bounds
+
+    def numbers(self, bounds: Bounds) -> tuple[int | None, ...]:
+        """Return the numbers that say a window, of bounds that this form can say."""
+        left, right = bounds
+        counted = None if left is None else left + 1
+        said = {"left_right": (left, right), "count": (counted,), "count_right": (counted, right)}
+        return tuple(self.unbounded if each is None else each for each in said.get(self.form, (left,)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +74,8 @@ class Scores:
     """What a call may say about the scores.
 
     scale: an explicit scale takes the place of the usual one (clause SCL-1): "positive" ones, or "any", zero and
-        negative ones too; None if there is no such argument.
+        negative ones too; None if there is no such argument. window: the form of an argument for a window.
+    alignment: of the window where `Claims.causal` is None; otherwise it is that of the causal mask.
 
     Raises ValueError for an unknown word.
 
@@ -33,12 +84,18 @@ class Scores:
     """
 
     scale: ScaleRange | None = None
+    window: Window | None = None
+    alignment: Alignment | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown word."""
-        if self.scale is not None and self.scale not in get_args(ScaleRange):
-            words = ", ".join(map(repr, get_args(ScaleRange)))
-            raise ValueError(f"Scores.scale must be one of {words} or None, but is {self.scale!r}")
+        for name, known in (("scale", ScaleRange), ("alignment", Alignment)):
+            value = getattr(self, name)
+            if value is not None and value not in get_args(known):
+                words = ", ".join(map(repr, get_args(known)))
+                raise ValueError(f"Scores.{name} must be one of {words} or None, but is {value!r}")
+        if not isinstance(self.window, Window | None):
+            raise ValueError(f"Scores.window must be a Window, or None, but is {self.window!r}")
 
     def takes(self, option: str) -> bool:
         """Return whether a field of `Options` may be given."""
@@ -103,7 +160,8 @@ class Options:
     mask: boolean (True = may attend) or floating-point (added to the scores), broadcastable to (B, H, L, S), or None.
     is_causal: whether the causal mask applies as well. need_weights: whether the weights are returned too. scale: what
     the scores are multiplied by; None for the usual scale, which is not passed then. return_lse: whether the
-    log-sum-exp is returned too; None, which is not passed, where it is not claimed.
+    log-sum-exp is returned too; None, which is not passed, where it is not claimed. window: how many keys before and
+    after its own place each query sees, None for all on that side; None for no window, which is not passed then.
 
     >>> Options(scale=0.5).arguments
     {'mask': None, 'is_causal': False, 'need_weights': False, 'scale': 0.5}
@@ -114,6 +172,7 @@ class Options:
     need_weights: bool = False
     scale: float | None = None
     return_lse: bool | None = None
+    window: Bounds | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:

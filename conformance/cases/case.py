@@ -14,6 +14,7 @@ from mha.conformance.cases.masks import make_mask
 from mha.conformance.cases.values import make_inputs
 from mha.spec import Config, Options, Problem, to_convention
 from mha.spec.claims import Alignment
+from mha.spec.scores import Bounds
 
 # How query, key and value share tensors: for each, the index of the tensor that it takes.
 SHARING = {
@@ -44,7 +45,7 @@ class Case:
     values: the distribution of the numbers, see `mha.conformance.cases.values`.
     mode: train or eval and the gradient mode of the call, see `mha.conformance.cases.modes`.
     need_weights, return_lse: whether the call asks for the weights, and for the log-sum-exp.
-    scale: an explicit scale of the call, as a multiple of 1/sqrt(d_k); None for none.
+    scale: an explicit scale of the call, as a multiple of 1/sqrt(d_k); None for none. window: as in `Options`.
     ranks: on how many ranks a sharded implementation runs; 0 for the implementation without ranks.
     projected: whether there are projections; otherwise the inputs are what they would give, as for a kernel.
     seed: of all random numbers.
@@ -82,6 +83,7 @@ class Case:
     vdim: int | None = None
     scale: float | None = None
     return_lse: bool = False
+    window: Bounds | None = None
 
     def __repr__(self) -> str:
         given = ((field, getattr(self, field.name)) for field in fields(self))
@@ -113,7 +115,7 @@ class Case:
     def _of_scores(self) -> dict[str, Any]:
         """What the call says about the scores, and asks of them; see `Options`."""
         scale = None if self.scale is None else self.scale * self.head_dim**-0.5
-        return {"scale": scale, "return_lse": self.return_lse or None}
+        return {"scale": scale, "return_lse": self.return_lse or None, "window": self.window}
 
     @property
     def generator(self) -> torch.Generator:

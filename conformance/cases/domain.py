@@ -15,6 +15,7 @@ from mha.conformance.cases.variants import VARIANTS, as_variant
 from mha.spec import Claims
 from mha.spec.claims import smallest_from
 from mha.spec.dtypes import TRAITS
+from mha.spec.scores import Bounds
 
 BOTH = (False, True)
 
@@ -65,6 +66,7 @@ CLAIM_OF = {
     "need_weights": "returns_weights",
     "ranks": "world_sizes",
     "scales": "scores.scale",
+    "windows": "scores.window",
 }
 
 
@@ -83,8 +85,9 @@ class Domain:
     square: L = S in every case.
     passes: the forms of mask, "bool" or "float", that the property itself makes.
     ranks: the numbers of ranks, as far as the profile takes them; 0 for no sharding.
-    variants: "plain" and names in `mha.conformance.cases.variants`. scales: explicit scales, None for none; those that
-        are not positive need their own claim. lse: whether the log-sum-exp is asked for.
+    variants: "plain" and names in `mha.conformance.cases.variants`.
+    scales: explicit scales, None for none; those that are not positive need their own claim. windows: bounds as in
+        `Options`, None for none. lse: whether the log-sum-exp is asked for.
     dtypes: the only dtypes that the property is about; all if empty.
     scale: "small"; "wide", with the levels in `sizes` whatever min_... and max_... are; or "long", where S is
         the profile's `long_rows`, or a fraction of it.
@@ -107,6 +110,7 @@ class Domain:
     ranks: tuple[int, ...] = (0,)
     variants: tuple[str, ...] = ("plain",)
     scales: tuple[float | None, ...] = (None,)
+    windows: tuple[Bounds | None, ...] = (None,)
     lse: tuple[bool, ...] = (False,)
     dtypes: tuple[str, ...] = ()
     scale: Literal["small", "wide", "long"] = "small"
@@ -141,6 +145,7 @@ class Domain:
             "ranks": self._ranks(claims),
             "variants": tuple(name for name in self.variants if _takes_variant(claims, name)),
             "scales": tuple(scale for scale in self.scales if _takes_scale(claims, scale)),
+            "windows": _claimed_windows(claims, self.windows),
             "lse": tuple(asked for asked in self.lse if claims.lse or not asked),
         }
         for name, levels in kept.items():
@@ -265,6 +270,7 @@ class Domain:
             "ranks": (self.ranks, (0,)),
             "variant": (self.variants, ("plain",)),
             "scale": (self.scales, (None,)),
+            "window": (self.windows, (None,)),
             "return_lse": (self.lse, (False,)),
         }
 
@@ -298,11 +304,15 @@ class Domain:
             row = row | {"L": length, "S": length}
         if self.scale == "wide":
             row = row | {"n_heads": min(row["n_heads"], max(2, LARGEST_D_MODEL // row["head_dim"]))}
+        form = claims.scores.window.form if claims.scores.window and row.get("window") else ""
+        if form == "count" and claims.causal:
+            # Of functions that count keys, those without a causal flag may see later keys, or not.
+            row = row | {"causal": True}
         row = fit_sizes(self._with_claimed_flag(row, claims), claims)
         row = row | _mask_form(row["mask"], claims)
         variant = row.pop("variant", "plain")
         case = Case(
-            **row, dtype=dtype, device=device, alignment=claims.causal or "top_left", projected=claims.projections
+            **row, dtype=dtype, device=device, alignment=claims.alignment or "top_left", projected=claims.projections
         )
         return as_variant(case, variant, claims)
 
@@ -384,6 +394,14 @@ def _takes_variant(claims: Claims, name: str) -> bool:
 def _takes_scale(claims: Claims, scale: float | None) -> bool:
     """Return whether an explicit scale is claimed."""
     return scale is None or claims.scores.scale == "any" or (claims.scores.scale == "positive" and scale > 0)
+
+
+def _claimed_windows(claims: Claims, windows: tuple[Bounds | None, ...]) -> tuple[Bounds | None, ...]:
+    """Return the windows that the claimed form can say, nearest to these ones."""
+    declared = claims.scores.window
+    nearest = (None if window is None or declared is None else declared.nearest(window) for window in windows)
+    kept = (each for each, window in zip(nearest, windows, strict=True) if window is None or declared)
+    return tuple(dict.fromkeys(kept))
 
 
 def _takes_mask(claims: Claims, kind: str) -> bool:

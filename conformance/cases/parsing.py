@@ -74,12 +74,20 @@ def _call_of(text: str) -> ast.Call:
 def _validate(name: str, value: Any, default: Any) -> None:
     if name == "bias" and type(value) is str and value in BIASES:
         return
+    if name == "window" and _is_window(value):
+        return
     if name in OPTIONAL and value is not None:
         default = OPTIONAL[name]
     if type(value) is not type(default) or (type(value) is int and value < 0):
         raise ValueError(f"the {name} of a case must be a value such as {default!r}, but is {value!r:.80}")
     if name in WORDS and value not in WORDS[name]:
         raise ValueError(f"unknown {name} of a case: {value!r:.80}; known: {', '.join(WORDS[name])}")
+
+
+def _is_window(value: Any) -> bool:
+    """Return whether a value is a window: two numbers that are not negative, or None in place of one."""
+    pair = value if isinstance(value, tuple) and len(value) == 2 else ("",)
+    return all(each is None or (type(each) is int and each >= 0) for each in pair)
 
 
 def is_size(name: str) -> bool:

@@ -22,6 +22,7 @@ from mha.spec import (
     Rounding,
     Scores,
     Weights,
+    Window,
     validate_call,
 )
 from mha.spec.claims import CACHE_EDITS, COMPOSITIONS, COMPUTE_DTYPES, EXTRAS
@@ -34,7 +35,7 @@ CLAIMS = Claims(
     dropout=True,
     grouped_query=True,
     kv_widths=True,
-    scores=Scores(scale="any"),
+    scores=Scores(scale="any", window=Window("left_right")),
     second_gradients=True,
     decodes="chunks",
     decodes_ragged=True,

@@ -60,7 +60,7 @@ def assert_close(implementation: Implementation, dtype: str) -> bool:
     """Four masks, in one shape."""
     for case in FOUR_MASKS:
         problem = replace(case, dtype=dtype).problem()
-        expected = plain_formula(problem, problem.allowed(implementation.claims.causal), implementation.claims.scale)
+        expected = plain_formula(problem, problem.allowed(implementation.claims.alignment), implementation.claims.scale)
         torch.testing.assert_close(_call(implementation, problem), expected)
     return True
 
@@ -69,7 +69,7 @@ def grid(implementation: Implementation, dtype: str) -> bool:
     """Shapes and masks, forward and backward, against float64; in float32 for float64, which has no wider reference."""
     for case in GRID:
         problem = replace(case, dtype="float32" if dtype == "float64" else dtype).problem()
-        allowed = problem.allowed(implementation.claims.causal)
+        allowed = problem.allowed(implementation.claims.alignment)
 
         def plain(inputs: Problem, allowed: Tensor = allowed) -> Tensor:
             return plain_formula(inputs, allowed, implementation.claims.scale)

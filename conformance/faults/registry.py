@@ -51,6 +51,7 @@ MODULES = (
     "symmetries",
     "tutorials",
     "variants",
+    "windows",
 )
 
 

@@ -37,7 +37,7 @@ def may_mix_rows(problem: Problem, claims: Claims, mode: str) -> bool:
     inputs = problem.distinct().values()
     if max(x.shape[:-1].numel() for x in inputs) <= ROWS:
         return False
-    return not all(bool((x.abs() < LARGE).all()) for x in inputs) or _has_empty_row(problem, claims.causal)
+    return not all(bool((x.abs() < LARGE).all()) for x in inputs) or _has_empty_row(problem, claims.alignment)
 
 
 def _has_empty_row(problem: Problem, alignment: Alignment | None) -> bool:
@@ -46,7 +46,8 @@ def _has_empty_row(problem: Problem, alignment: Alignment | None) -> bool:
     if mask is not None and not (mask if mask.dtype == torch.bool else mask > -torch.inf).any(-1).all():
         return True
     usual = problem.query.dim() == 3 and not problem.config.length_first
-    if not (problem.is_causal and alignment is not None and usual):
+    is_cut = problem.is_causal or problem.options.window is not None
+    if not (is_cut and alignment is not None and usual):
         return False
     try:
         return bool(problem.empty_rows(alignment).any())

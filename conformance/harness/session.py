@@ -230,7 +230,7 @@ class Session:
         of `output.sum()`.
         """
         if rows is None and self.claims.empty_row != "zeros":
-            rows = problem.allowed(self.claims.causal).any(-1).all(1)
+            rows = problem.allowed(self.claims.alignment).any(-1).all(1)
             if self.claims.empty_row == "nan" and not bool(rows.all()):
                 raise Discard("a row is NaN by policy, and what that does to gradients is a matter of MSK-9")
         batch, _, queries, _ = problem.shape

@@ -60,8 +60,8 @@ class TextbookAttention(Holder):
 
     @property
     def alignment(self) -> Alignment:
-        """The alignment of the causal mask."""
-        return self.claims.causal or "top_left"
+        """The alignment of the causal mask and the window."""
+        return self.claims.alignment or "top_left"
 
     def take(self, query: Tensor, key: Tensor, value: Tensor) -> Inputs:
         """Return the inputs to attend to."""

@@ -124,7 +124,7 @@ def expect_gradients_by_rounding_alone(
     """
     assume_modelled(session, case)
     problem = problem or case.problem()
-    assume(bool(problem.allowed(session.claims.causal).any(-1).all()), "a row is empty")
+    assume(bool(problem.allowed(session.claims.alignment).any(-1).all()), "a row is empty")
     recorded = session.gradients(problem, upstream_of(case, problem), frozen=frozen)
     expect_gradient_errors_of_rounding(session, Known(case, problem, session.claims), recorded)
 

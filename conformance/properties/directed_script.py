@@ -173,8 +173,12 @@ def _allowed(call: CallStep, claims: Claims) -> list[str]:
         masked = f"(s + {f'{pad}({bias}.expand{shape}, (0, {extra}))' if extra else bias})"
     elif problem.mask is not None:
         lines.append(f"allowed = allowed & mask_{number}")
+    place = shape[3] - shape[2] if claims.alignment == "bottom_right" else 0
     if problem.is_causal:
-        lines.append(f"allowed = allowed.tril({shape[3] - shape[2] if claims.causal == 'bottom_right' else 0})")
+        lines.append(f"allowed = allowed.tril({place})")
+    left, right = problem.options.window or (None, None)
+    lines += [] if left is None else [f"allowed = allowed.triu({place - left})"]
+    lines += [] if right is None else [f"allowed = allowed.tril({place + right})"]
     if extra:
         lines.append(f"allowed = {pad}(allowed, (0, {extra}), value=True)")
     return [*lines, f"p = {masked}.masked_fill(~allowed, -inf).softmax(-1).nan_to_num(0.0)"]

@@ -41,7 +41,7 @@ def expect_dropped_weights(session: Session, problem: Problem, dropout: float, s
     batch, heads, _, length = problem.shape
     problem = _with_values_of_the_bias(problem, 2 * length)
     output, expected = session(problem, seed=seed).output, session.expected(problem).output
-    allowed = problem.allowed(session.claims.causal)
+    allowed = problem.allowed(session.claims.alignment)
     for item in range(batch):
         for head in range(heads):
             begin = head * problem.config.head_dim
@@ -64,7 +64,7 @@ def expect_patterns_of_their_own(session: Session, problem: Problem, dropout: fl
     """No two heads or items drop the same weights; problem, seed: as for `expect_dropped_weights`."""
     problem = with_dropout(showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout)
     batch, heads, _, length = problem.shape
-    count = int(problem.allowed(session.claims.causal).all(0).all(0).sum())
+    count = int(problem.allowed(session.claims.alignment).all(0).all(0).sum())
     chance = _chance_of_a_repeated_pattern(batch * heads, count, dropout)
     assume(batch * heads > 1 and chance <= FALSE_ALARM, "so few weights may be dropped alike by chance")
     output = session(problem, seed=seed).output
@@ -96,7 +96,7 @@ def expect_dropped_weights_and_outputs(session: Session, problem: Problem, dropo
     problem = with_dropout(showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout)
     batch, heads, _, length = problem.shape
     output, expected = session(problem, seed=seed).output, session.expected(problem).output
-    allowed = problem.allowed(session.claims.causal)
+    allowed = problem.allowed(session.claims.alignment)
     either = 1 - (1 - dropout) ** 2
     for item in range(batch):
         for head in range(heads):

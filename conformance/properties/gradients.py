@@ -131,7 +131,7 @@ def half_gradients_are_no_worse_than_plain(session: Session, case: Case) -> None
     copied = problem.map_inputs(leaf_of)
     if problem.config.projected:
         copied = copied.change(**{name: leaf_of(x) for name, x in problem.weights.named()})
-    plain_formula(copied, problem.allowed(session.claims.causal), session.claims.scale).backward(upstream)
+    plain_formula(copied, problem.allowed(session.claims.alignment), session.claims.scale).backward(upstream)
     leaves = {name: getattr(copied, name) for name in INPUTS}
     leaves |= dict(copied.weights.named()) if problem.config.projected else {}
     # A bias has so few elements that their root mean square is a matter of luck.

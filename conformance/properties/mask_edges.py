@@ -161,7 +161,7 @@ def empty_rows_give_zeros(session: Session, case: Case) -> None:
 def empty_rows_leave_other_rows_alone(session: Session, case: Case) -> None:
     """A row without an allowed key changes no other row."""
     problem = case.problem()
-    with_keys = problem.allowed(session.claims.causal).any(-1).all(1)
+    with_keys = problem.allowed(session.claims.alignment).any(-1).all(1)
     assume(bool(with_keys.any()), "every row is empty")
     filled = _filled(problem, session.claims)
     if filled is None:
@@ -199,7 +199,7 @@ def empty_rows_leave_other_gradients_alone(session: Session, case: Case) -> None
     if session.claims.empty_row == "zeros" and is_right:
         expect_gradients(session, problem, None, "to which rows without an allowed key add nothing")
         return
-    with_keys = problem.allowed(session.claims.causal).any(-1).all(1)
+    with_keys = problem.allowed(session.claims.alignment).any(-1).all(1)
     assume(bool(with_keys.any()), "every row is empty")
     expect_gradients(session, problem, with_keys, "of the rows that have an allowed key")
 
@@ -222,7 +222,7 @@ def _filled(problem: Problem, claims: Claims) -> Problem | None:
     """Return the problem with every key allowed in its empty rows; None if no mask that is claimed says so."""
     mask = problem.mask
     assert mask is not None
-    empty = ~problem.allowed(claims.causal).any(-1, keepdim=True)
+    empty = ~problem.allowed(claims.alignment).any(-1, keepdim=True)
     if mask.shape[1] == 1:
         empty = empty[:, :1]
     differs = claims.per_item_mask, claims.per_head_mask, claims.per_query_mask

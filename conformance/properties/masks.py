@@ -265,7 +265,7 @@ def _with_two_keys(mask: Tensor, entry: tuple[int, ...], claims: Claims) -> Tens
 def _removable_entry(session: Session, problem: Problem, generator: torch.Generator) -> tuple[int, ...]:
     """Return an entry of the mask that allows a key, while each row that it belongs to may attend to another one."""
     assert problem.mask is not None
-    allowed = problem.allowed(session.claims.causal)
+    allowed = problem.allowed(session.claims.alignment)
     removable = problem.mask if problem.mask.dtype == torch.bool else problem.mask == 0
     # Of rows that share the entry, one may have no other key.
     last = (allowed & (allowed.sum(-1, keepdim=True) == 1)).double().sum_to_size(problem.mask.shape) > 0
@@ -322,7 +322,7 @@ NAN = Domain(masks=("none", *BOOLEAN), causal=BOTH, values=MODERATE, layouts=DEN
 def nan_of_allowed_keys_shows(session: Session, case: Case) -> None:
     """NaN in one of the allowed keys, and NaN or infinity in an allowed value, show in every row that sees it."""
     problem, key, sees = _one_key(session, case)
-    several = problem.allowed(session.claims.causal).sum(-1) > 1
+    several = problem.allowed(session.claims.alignment).sum(-1) > 1
     if problem.key is problem.query:  # all scores of that query are NaN
         several[..., key : key + 1] = False
     rows = {"key": (sees & several).any(1), "value": sees.any(1)}
@@ -336,7 +336,7 @@ def nan_of_the_only_allowed_key_shows(session: Session, case: Case) -> None:
     """NaN in the only allowed key shows."""
     problem, key, sees = _one_key(session, case)
     assume(problem.key is not problem.value, "NaN in the key is NaN in the value")
-    only = problem.allowed(session.claims.causal).sum(-1) == 1
+    only = problem.allowed(session.claims.alignment).sum(-1) == 1
     _expect_shown(session, problem, key, {"key": (sees & only).any(1)})
 
 
@@ -346,7 +346,7 @@ def _one_key(session: Session, case: Case) -> tuple[Problem, int, Tensor]:
     problem = case.problem()
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
     key = int(torch.randint(case.S, (), generator=case.generator))
-    return problem, key, problem.allowed(session.claims.causal)[..., key]
+    return problem, key, problem.allowed(session.claims.alignment)[..., key]
 
 
 def _expect_shown(session: Session, problem: Problem, key: int, rows: dict[str, Tensor]) -> None:

@@ -39,7 +39,7 @@ def refuses(session: Session, problem: Problem) -> bool:
 
 def has_empty_row(session: Session, problem: Problem) -> bool:
     """Return whether some query may attend to no key."""
-    return bool(problem.empty_rows(session.claims.causal).any())
+    return bool(problem.empty_rows(session.claims.alignment).any())
 
 
 def another_order(count: int, generator: torch.Generator) -> Tensor:
@@ -53,7 +53,7 @@ def hidden_pairs(session: Session, problem: Problem) -> Tensor:
 
     Rows without an allowed key are left out where the declared policy gives them other weights than zeros.
     """
-    allowed = problem.allowed(session.claims.causal)
+    allowed = problem.allowed(session.claims.alignment)
     empty = ~allowed.any(-1, keepdim=True)
     return ~allowed if session.claims.empty_row == "zeros" else ~allowed & ~empty
 
@@ -244,7 +244,7 @@ def expect_no_worse_than_plain(session: Session, case: Case) -> None:
     problem = case.problem()
     output, expected = session(problem).output, session.expected(problem)
     filled = (~expected.empty).all(1)
-    plain = plain_formula(problem, problem.allowed(session.claims.causal), session.claims.scale)
+    plain = plain_formula(problem, problem.allowed(session.claims.alignment), session.claims.scale)
     expect_no_worse(output.code, output.tensor[filled], plain[filled], expected.output.mid[filled])
 
 

@@ -142,7 +142,7 @@ def context_is_among_the_values(session: Session, case: Case) -> None:
     """Each head's context is in the convex hull of the allowed values, coordinate by coordinate."""
     problem = passing_heads(case.problem())
     output, expected = session(problem).output, session.expected(problem)
-    allowed = problem.allowed(session.claims.causal).unsqueeze(-1)
+    allowed = problem.allowed(session.claims.alignment).unsqueeze(-1)
     values = expected.value.mid.unsqueeze(2)
     infinity = float("inf")
     low = values.masked_fill(~allowed, infinity).amin(-2).transpose(1, 2).flatten(2)

@@ -102,7 +102,7 @@ def _expect_same_where_all_is_seen(session: Session, problem: Problem, changed: 
     if problem.is_self:
         rows = [-1]
     elif problem.is_causal:
-        seen = [each.change(mask=None).allowed(session.claims.causal)[0, 0].all(-1) for each in (problem, changed)]
+        seen = [each.change(mask=None).allowed(session.claims.alignment)[0, 0].all(-1) for each in (problem, changed)]
         rows = (seen[0] & seen[1]).nonzero().flatten().tolist()
         assume(bool(rows), "the causal flag hides a key from every query")
     output, expected = session(changed).output[:, rows], session(problem).output[:, rows]
@@ -142,7 +142,7 @@ def zero_queries_give_the_mean(session: Session, case: Case) -> None:
     """A query projection of zero gives the mean of the allowed values."""
     problem = zeroed(passing_heads(case.problem()), "w_q", "b_q")
     output, expected = session(problem).output, session.expected(problem)
-    allowed = problem.allowed(session.claims.causal).double()
+    allowed = problem.allowed(session.claims.alignment).double()
     mean = (allowed @ expected.value.mid).transpose(1, 2).flatten(2)
     count = allowed.sum(-1).transpose(1, 2).repeat_interleave(case.head_dim, -1)
     centre = (mean / count).where(count > 0, expected.output.mid)
@@ -172,7 +172,7 @@ def the_only_key_gives_its_value(session: Session, case: Case) -> None:
 def _expect_value_of_the_one_key(session: Session, problem: Problem) -> None:
     """Each query may attend to one key, and gets its projected value."""
     output, expected = session(problem).output, session.expected(problem)
-    chosen = problem.allowed(session.claims.causal).double()
+    chosen = problem.allowed(session.claims.alignment).double()
     value = (chosen @ expected.value.mid).transpose(1, 2).flatten(2)
     expect_close(output, Ball(value, expected.output.rad), because="the value of the one allowed key")
 
@@ -271,7 +271,7 @@ def zero_queries_over_a_power_of_two_of_keys_are_exact(session: Session, case: C
     count = 1 << min(case.S.bit_length() - 1, 5)
     problem = select_keys(problem, torch.arange(count))
     problem = zeroed(problem, "w_q", "b_q")
-    allowed = problem.allowed(session.claims.causal)[0, 0]
+    allowed = problem.allowed(session.claims.alignment)[0, 0]
     keys = allowed.sum(-1)
     rows = torch.isin(keys, 2 ** torch.arange(6, device=keys.device)).nonzero().flatten()
     mean = allowed.double() @ _of_heads(problem, problem.value.double()) / keys.clamp(min=1).unsqueeze(-1)

@@ -17,6 +17,7 @@ from mha.implementations.adapters.signature import Signature, call_parameters, s
 from mha.implementations.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Options, Output, causal_mask, join_causal
 from mha.spec.masks import form_of
+from mha.spec.scores import Bounds
 
 # Options that ask for a result, which a function may return without being asked.
 RESULTS = ("return_lse",)
@@ -215,12 +216,27 @@ class CallByName:
         """Return what is said about the scores, by the function's own names."""
         arguments = {}
         for option, value in options.of_scores.items():
+            if option == "window":
+                arguments.update(self._window(value))
+                continue
             name = getattr(self.signature, option)
             if name:
                 arguments[name] = value
             elif option not in RESULTS:
                 raise UnsupportedCallError(f"{self.label} takes no {option}")
         return arguments
+
+    def _window(self, bounds: Bounds) -> dict[str, Any]:
+        """Return a window by the function's own names, in the form that is claimed."""
+        declared, names = self.claims.scores.window, self.signature.window
+        if declared is None or not names:
+            raise UnsupportedCallError(f"{self.label} takes no window")
+        numbers = declared.numbers(bounds)
+        if len(names) == len(numbers):
+            return dict(zip(names, numbers, strict=True))
+        if len(names) > 1:
+            raise UnsupportedCallError(f"{self.label} takes a window as two numbers, {' and '.join(names)}")
+        return {names[0]: numbers}
 
     def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> Any:
         """Return what a required parameter is given, by its name; the scale is known for heads of query alone."""

@@ -43,6 +43,14 @@ LENGTH_NAMES = (
     *("key_lengths", "key_lens", "kv_lengths", "kv_lens", "src_lengths", "src_lens", "memory_lengths", "x_lens"),
 )
 SCALE_NAMES = ("scale", "softmax_scale", "sm_scale", "scaling", "attn_scale", "scale_factor")
+# Of windows: two numbers, or one number or a pair.
+WINDOW_PAIRS = (
+    ("window_size_left", "window_size_right"),
+    ("left_window_size", "right_window_size"),
+    ("window_left", "window_right"),
+    ("left_bound", "right_bound"),
+)
+WINDOW_NAMES = ("window_size", "local_window_size", "sliding_window_size", "sliding_window", "window_left", "window")
 OPTION_NAMES = {
     "mask": (
         *("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", "masks"),

@@ -21,6 +21,8 @@ from mha.implementations.adapters.names import (
     PADDING_NAMES,
     PAIRED,
     QUERY_WORDS,
+    WINDOW_NAMES,
+    WINDOW_PAIRS,
     is_causal_flag,
     is_option,
     words_of,
@@ -37,6 +39,7 @@ class Signature:
     query: its name for the query, if the memory comes first.
     mask, padding, is_causal, need_weights, average, scale, return_lse: its names for these options; None for one that
         it does not have.
+    window: those for a window, one or two; empty if it has none.
     required: those of its options, and its memory, that have no default.
     others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which are given None.
     rotations: those of them that are given cosines of 1 and sines of 0. pairs: whether these, or `PAIRED`, are for each
@@ -54,6 +57,7 @@ class Signature:
     average: str | None
     scale: str | None
     return_lse: str | None
+    window: tuple[str, ...]
     required: frozenset[str]
     others: tuple[str, ...] = ()
     rotations: frozenset[str] = frozenset()
@@ -111,6 +115,7 @@ def signature_of(
         average=average,
         scale=option_name("scale", parameters),
         return_lse=option_name("return_lse", parameters),
+        window=window_names(parameters),
         required=frozenset(name for name, p in parameters.items() if p.default is p.empty),
         others=tuple(name for name in others if name != query),
         rotations=frozenset(name for name in others if _is_rotation(parameters[name])),
@@ -183,6 +188,16 @@ def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str
     if named or option != "is_causal":
         return named
     return next((name for name, p in parameters.items() if is_causal_flag(name, p.default)), None)
+
+
+def window_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
+    """Return a function's names for a window: two for two numbers, or one; empty if it has none.
+
+    >>> window_names(inspect.signature(lambda q, k, v, window_left=-1: q).parameters)
+    ('window_left',)
+    """
+    pair = next((pair for pair in WINDOW_PAIRS if all(name in parameters for name in pair)), None)
+    return pair or tuple(name for name in WINDOW_NAMES if name in parameters)[:1]
 
 
 def _is_flag(parameter: inspect.Parameter) -> bool:

@@ -28,6 +28,7 @@ from mha.spec.clauses import (
     state,
     symmetries,
     variants,
+    windows,
 )
 from mha.spec.clauses.clause import Clause, Family, Kind, Level
 
@@ -62,6 +63,7 @@ CLAUSES: Mapping[str, Clause] = _by_id(
         decoding.CLAUSES,
         variants.CLAUSES,
         scores.CLAUSES,
+        windows.CLAUSES,
         lse.CLAUSES,
         memory.CLAUSES,
         sharding.CLAUSES,
@@ -94,6 +96,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "XAT": Family("Key and value widths", "Keys and values whose width differs from that of the model."),
         "VAL": Family("Width of values", "Values whose heads have a width of their own."),
         "SCL": Family("Scale", "A scale of the scores that a call gives."),
+        "WIN": Family("Windows", "Which keys a window lets a query see."),
+        "EFF": Family("Effect", "What a call says changes the result."),
         "LSE": Family("Log-sum-exp", "The log-sum-exp of the scores, which a call returns beside the context."),
         "MEM": Family("Memory", "How much memory a call takes beyond its inputs and outputs."),
         "DST": Family("Sharded attention", "One attention computed by several processes."),

@@ -23,7 +23,7 @@ from mha.conformance.harness.known_bad.conduct import (
 )
 from mha.conformance.harness.known_bad.defect import Defect
 from mha.conformance.harness.known_bad.lopsided import Lopsided, SlightlyLopsided
-from mha.conformance.harness.known_bad.scores import SCALE_IGNORED
+from mha.conformance.harness.known_bad.scores import SCALE_IGNORED, UNBOUNDED_IS_ZERO, WINDOW_IGNORED
 from mha.conformance.harness.textbook import Inputs, TextbookAttention
 from mha.spec import Claims, Config, Options, Output, Weights
 from mha.spec.dtypes import computable
@@ -189,6 +189,8 @@ ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "slightly_scaled": scores_times(1.001).attention,
     "clamped": Clamped,
     "ignores_scale": SCALE_IGNORED.attention,
+    "ignores_window": WINDOW_IGNORED.attention,
+    "unbounded_is_zero": UNBOUNDED_IS_ZERO.attention,
     "one_weight": OneWeight,
     "single_precision": SinglePrecision,
     "detached": DetachedKeys,

@@ -17,6 +17,7 @@ from mha.conformance.harness.known_bad.scores import (
     products,
     scales,
     softmaxes,
+    windows,
 )
 from mha.conformance.harness.textbook import TextbookAttention
 
@@ -77,6 +78,7 @@ NAMED: tuple[tuple[Defect, ...], ...] = tuple(
     tuple(group())
     for group in (
         ignored_options,
+        windows,
         scales,
         projections,
         heads,
