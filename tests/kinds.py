@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance import Report, check
-from mha.conformance.cases.domain import claimed_axes
+from mha.conformance.cases.claimed import claimed_axes
 from mha.conformance.faults.base import Complete
 from mha.spec import CLAUSES, Claims, Config, Options, Output, Sizes, Weights
 

@@ -8,12 +8,21 @@ from math import prod
 from typing import Any, Literal
 
 from mha.conformance.cases.case import Case
+from mha.conformance.cases.claimed import (
+    claimed_axes,
+    claimed_windows,
+    fit_sizes,
+    mask_form,
+    sorted_biases,
+    takes_mask,
+    takes_scale,
+    takes_variant,
+)
 from mha.conformance.cases.layouts import LAYOUTS
 from mha.conformance.cases.masks import EXTENTS, GROUPS, OF_NUMBERS
 from mha.conformance.cases.reasons import NeedsClaim, NotApplicable, Reason
 from mha.conformance.cases.variants import VARIANTS, as_variant
 from mha.spec import Claims
-from mha.spec.claims import smallest_from
 from mha.spec.dtypes import TRAITS
 from mha.spec.scores import Bounds
 
@@ -143,9 +152,9 @@ class Domain:
             "bias": self._biases(claims),
             "need_weights": self.need_weights if claims.returns_weights else tuple({False} & set(self.need_weights)),
             "ranks": self._ranks(claims),
-            "variants": tuple(name for name in self.variants if _takes_variant(claims, name)),
-            "scales": tuple(scale for scale in self.scales if _takes_scale(claims, scale)),
-            "windows": _claimed_windows(claims, self.windows),
+            "variants": tuple(name for name in self.variants if takes_variant(claims, name)),
+            "scales": tuple(scale for scale in self.scales if takes_scale(claims, scale)),
+            "windows": claimed_windows(claims, self.windows),
             "lse": tuple(asked for asked in self.lse if claims.lse or not asked),
         }
         for name, levels in kept.items():
@@ -200,7 +209,7 @@ class Domain:
         """Return the claimed kinds, and of each group without one the kind that differs along the most claimed axes."""
         if self._causal_mask_only(claims):
             return ("none",)
-        kept = {kind for kind in self.masks if kind == "none" or _takes_mask(claims, kind)}
+        kept = {kind for kind in self.masks if kind == "none" or takes_mask(claims, kind)}
         kept |= {self._nearest(group, claims) for group in GROUPS if kept.isdisjoint(group)}
         return tuple(kind for kind in self.masks if kind in kept)
 
@@ -309,7 +318,7 @@ class Domain:
             # Of functions that count keys, those without a causal flag may see later keys, or not.
             row = row | {"causal": True}
         row = fit_sizes(self._with_claimed_flag(row, claims), claims)
-        row = row | _mask_form(row["mask"], claims)
+        row = row | mask_form(row["mask"], claims)
         variant = row.pop("variant", "plain")
         case = Case(
             **row, dtype=dtype, device=device, alignment=claims.alignment or "top_left", projected=claims.projections
@@ -350,79 +359,6 @@ class CaseSpace:
     def case(self, row: dict[str, Any]) -> Case:
         """Return the case of a row of levels; see `Domain.case`."""
         return self.domain.case(self.claims, self.dtype, self.device, row)
-
-
-def sorted_biases(claims: Claims) -> list[bool | str]:
-    """Return the claimed values of `Config.bias`: True first, False last."""
-    return sorted(claims.bias, key=lambda bias: (bias is False, bias is not True, str(bias)))
-
-
-def claimed_axes(claims: Claims) -> str:
-    """Return the axes of (B, H, L, S) along which masks may differ; without S if each is a prefix of the keys."""
-    differs = {"B": claims.per_item_mask, "H": claims.per_head_mask, "L": claims.per_query_mask}
-    differs["S"] = not claims.prefix_masks
-    return "".join(axis for axis, claimed in differs.items() if claimed)
-
-
-def fit_sizes(row: dict[str, Any], claims: Claims) -> dict[str, Any]:
-    """Replace sizes that are not claimed by the next larger ones that are, or by the largest.
-
-    row: the fields of a case. Where all heads share one key and value, it gets the number of key heads.
-
-    >>> from mha.spec.claims import Sizes
-    >>> sizes = Sizes(head_dims={64}, length_multiple=16)
-    >>> fit_sizes({"n_heads": 3, "head_dim": 16, "L": 5, "S": 40}, Claims(sizes=sizes))
-    {'n_heads': 3, 'head_dim': 64, 'L': 16, 'S': 48}
-    """
-    sizes, fitted = claims.sizes, dict(row) | ({"n_kv_heads": 1} if claims.multi_query else {})
-    if sizes.n_heads is not None:
-        fitted["n_heads"] = smallest_from(sizes.n_heads, row["n_heads"])
-    fitted["head_dim"] = sizes.fit_head_dim(row["head_dim"])
-    multiple = sizes.length_multiple
-    longest = None if sizes.max_length is None else sizes.max_length // multiple * multiple
-    for name in ("L", "S"):
-        length = -(-row[name] // multiple) * multiple
-        fitted[name] = length if longest is None else min(length, longest)
-    return fitted
-
-
-def _takes_variant(claims: Claims, name: str) -> bool:
-    """Return whether a variant is claimed."""
-    return name == "plain" or bool(getattr(claims, VARIANTS[name].claim))
-
-
-def _takes_scale(claims: Claims, scale: float | None) -> bool:
-    """Return whether an explicit scale is claimed."""
-    return scale is None or claims.scores.scale == "any" or (claims.scores.scale == "positive" and scale > 0)
-
-
-def _claimed_windows(claims: Claims, windows: tuple[Bounds | None, ...]) -> tuple[Bounds | None, ...]:
-    """Return the windows that the claimed form can say, nearest to these ones."""
-    declared = claims.scores.window
-    nearest = (None if window is None or declared is None else declared.nearest(window) for window in windows)
-    kept = (each for each, window in zip(nearest, windows, strict=True) if window is None or declared)
-    return tuple(dict.fromkeys(kept))
-
-
-def _takes_mask(claims: Claims, kind: str) -> bool:
-    """Return whether a kind of mask is claimed: its form, and every axis along which it differs."""
-    form = "float" if kind in OF_NUMBERS else "bool"
-    return form in claims.masks and set(EXTENTS[kind]) <= set(_axes_for(kind, claims))
-
-
-def _axes_for(kind: str, claims: Claims) -> str:
-    """Return the axes along which masks of a kind may differ: not items and queries at once, unless that is claimed."""
-    joint = {"B", "L"} <= set(EXTENTS[kind])
-    return claimed_axes(claims).replace("B", "" if joint and not claims.joint_masks else "B")
-
-
-def _mask_form(kind: str, claims: Claims) -> dict[str, Any]:
-    """Return the fields of a case that give a kind of mask its claimed form, where it has another by itself."""
-    if kind == "none":
-        return {}
-    claimed = _axes_for(kind, claims)
-    axes = {} if set(EXTENTS[kind]) <= set(claimed) else {"mask_axes": claimed}
-    return axes | ({"additive": True} if "bool" not in claims.masks and kind not in OF_NUMBERS else {})
 
 
 def _in_range(smallest: int, largest: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from itertools import combinations
 from math import prod
@@ -29,6 +29,19 @@ WORDS: dict[str, Collection[str]] = {
     "variant": ("plain", *VARIANTS),
     "alignment": get_args(Alignment),
     "mask_axes": ["".join(axes) for count in range(5) for axes in combinations("BHLS", count)],
+}
+
+
+def _is_window(value: Any) -> bool:
+    """Return whether a value is a window: two numbers that are not negative, or None in place of one."""
+    pair = value if isinstance(value, tuple) and len(value) == 2 else ("",)
+    return all(each is None or (type(each) is int and each >= 0) for each in pair)
+
+
+# The fields that take values of several types.
+SPECIAL: dict[str, Callable[[Any], bool]] = {
+    "bias": lambda value: type(value) is str and value in BIASES,
+    "window": _is_window,
 }
 # The fields that may be None, each with another value.
 OPTIONAL: dict[str, int | float] = {"n_kv_heads": 1, "d_model": 1, "d_value": 1, "kdim": 1, "vdim": 1, "scale": 1.0}
@@ -72,9 +85,7 @@ def _call_of(text: str) -> ast.Call:
 
 
 def _validate(name: str, value: Any, default: Any) -> None:
-    if name == "bias" and type(value) is str and value in BIASES:
-        return
-    if name == "window" and _is_window(value):
+    if name in SPECIAL and SPECIAL[name](value):
         return
     if name in OPTIONAL and value is not None:
         default = OPTIONAL[name]
@@ -82,12 +93,6 @@ def _validate(name: str, value: Any, default: Any) -> None:
         raise ValueError(f"the {name} of a case must be a value such as {default!r}, but is {value!r:.80}")
     if name in WORDS and value not in WORDS[name]:
         raise ValueError(f"unknown {name} of a case: {value!r:.80}; known: {', '.join(WORDS[name])}")
-
-
-def _is_window(value: Any) -> bool:
-    """Return whether a value is a window: two numbers that are not negative, or None in place of one."""
-    pair = value if isinstance(value, tuple) and len(value) == 2 else ("",)
-    return all(each is None or (type(each) is int and each >= 0) for each in pair)
 
 
 def is_size(name: str) -> bool:

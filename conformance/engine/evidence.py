@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, CLAIMED_INPUTS, DENSE, Domain, fit_sizes
+from mha.conformance.cases.claimed import fit_sizes
+from mha.conformance.cases.domain import BOTH, CLAIMED_INPUTS, DENSE, Domain
 from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.recording import BuildStep, CallStep, RecordedOutput
 from mha.conformance.harness.session import Instance, Session

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import CLAIMED_INPUTS, fit_sizes, sorted_biases
+from mha.conformance.cases.claimed import fit_sizes, sorted_biases
+from mha.conformance.cases.domain import CLAIMED_INPUTS
 from mha.conformance.harness.assertions import expect_close
 from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, Violation
 from mha.conformance.harness.recording import CallStep

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import fit_sizes
+from mha.conformance.cases.claimed import fit_sizes
 from mha.conformance.engine.evidence import NAMES, related_cases
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property

@@ -11,7 +11,8 @@ from functools import partial
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import DENSE, Domain, sorted_biases
+from mha.conformance.cases.claimed import sorted_biases
+from mha.conformance.cases.domain import DENSE, Domain
 from mha.conformance.cases.transforms import with_config
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close, expect_raises
 from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, Violation

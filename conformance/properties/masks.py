@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain, claimed_axes
+from mha.conformance.cases.claimed import claimed_axes
+from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT, make_mask
 from mha.conformance.cases.transforms import (
     as_claimed,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from mha.implementations.adapters.loading import ParameterPath
-from mha.spec import Lse, Rounding, Scores, Sizes
+from mha.spec import Lse, Rounding, Scores, Sizes, Window
 
 
 def declaration_of(
@@ -25,6 +25,7 @@ def declaration_of(
         lines.append(f"    claims=Claims({arguments}),")
         known = (("Lse", "lse"), ("Rounding", "rounding"), ("Scores", "scores"), ("Sizes", "sizes"))
         parts = [name for name, claim in known if claim in claims]
+        parts += ["Window"] if claims.get("scores", Scores()).window else []
         imports.append(f"from mha.spec import {', '.join(['Claims', *parts])}")
     return "\n".join([*imports, "", f"implementation = {adapter}(\n    {label},", *lines, ")"])
 
@@ -38,10 +39,20 @@ def declaration_advice(label: str, parameters: Mapping[str, ParameterPath]) -> s
     )
 
 
-def _changed(value: Lse | Rounding | Scores | Sizes) -> dict[str, Any]:
-    """Return the fields that differ from their defaults."""
+def _record(value: Lse | Rounding | Scores | Sizes | Window) -> str:
+    """Return the code of a record: the fields that differ from their defaults, and those that have none."""
     given = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {name: each for name, each in given.items() if each != getattr(type(value)(), name)}
+    defaults = {field.name: _default(field) for field in fields(value)}
+    changed = {name: each for name, each in given.items() if each != defaults[name]}
+    arguments = (
+        _literal(each) if defaults[name] is MISSING else f"{name}={_literal(each)}" for name, each in changed.items()
+    )
+    return f"{type(value).__name__}({', '.join(arguments)})"
+
+
+def _default(field: Field[Any]) -> Any:
+    """Return the default of a field, or MISSING."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _literal(value: Any) -> str:
@@ -53,9 +64,8 @@ def _literal(value: Any) -> str:
         return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
     if isinstance(value, tuple):
         return f"({', '.join(map(_literal, value))})" if value else "()"
-    if value is ...:
-        return "..."
-    if isinstance(value, Lse | Rounding | Scores | Sizes):
-        arguments = ", ".join(f"{name}={_literal(each)}" for name, each in _changed(value).items())
-        return f"{type(value).__name__}({arguments})"
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    if isinstance(value, Lse | Rounding | Scores | Sizes | Window):
+        return _record(value)
+    if isinstance(value, str):
+        return f'"{value}"'
+    return "..." if value is ... else repr(value)

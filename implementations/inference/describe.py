@@ -17,7 +17,8 @@ from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
 from mha.implementations.inference.projections import not_loaded, order_against_name
 from mha.implementations.inference.unused import unused_options
-from mha.spec import Rounding
+from mha.implementations.inference.windows import window_text
+from mha.spec import Rounding, Scores
 from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims
 
 WIDTH = 110
@@ -32,7 +33,6 @@ CONVENTIONS = {
     "drop": "True = may not attend",
     "additive": "added to the scores",
 }
-
 
 EMPTY_ROWS = {
     "zeros": "a query without an allowed key gets a context of zeros",
@@ -99,9 +99,7 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
     rows = _formulas(candidate) + _masks(candidate)
     rows.append(Row("causal", f"{_causal(candidate)}{_idle(candidate)}", _evidence_of_causal(candidate)))
     rows.append(Row("weights", _weights(candidate), "tested"))
-    if "scores" in candidate.claims:
-        kind = {"any": "any number", "positive": "positive numbers"}[candidate.claims["scores"].scale]
-        rows.append(Row("scale", f"{candidate.signature.scale} multiplies the scores; {kind}", "tested"))
+    rows += _of_scores(candidate)
     rows += _options(candidate)
     rows.append(Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"))
     if "rounding" in candidate.claims:
@@ -114,6 +112,17 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
     unknown = [name for name in candidate.signature.others if name not in NEUTRAL_MEANING]
     if unknown:
         rows.append(Row("given None", ", ".join(unknown), "of no known meaning"))
+    return rows
+
+
+def _of_scores(candidate: Candidate) -> list[Row]:
+    """Return the rows about what a call may say about the scores."""
+    rows, scores = [], candidate.claims.get("scores", Scores())
+    if scores.scale:
+        kind = {"any": "any number", "positive": "positive numbers"}[scores.scale]
+        rows.append(Row("scale", f"{candidate.signature.scale} multiplies the scores; {kind}", "tested"))
+    if scores.window:
+        rows.append(Row("window", window_text(candidate, scores.window), "tested"))
     return rows
 
 

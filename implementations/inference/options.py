@@ -17,6 +17,7 @@ from mha.implementations.inference.nearest import agree
 from mha.implementations.inference.probes import CONFIG, SCALES, Probe, heads_of, is_close, tolerance_of
 from mha.implementations.inference.products import find_products
 from mha.implementations.inference.projections import Unclear, Undeclarable
+from mha.implementations.inference.windows import find_window
 from mha.implementations.pristine import as_found
 from mha.spec import Rounding, Scores, Weights, causal_mask
 from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims
@@ -52,6 +53,7 @@ def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
         )
     _find_dtypes(candidate)
     _find_scale(candidate)
+    find_window(candidate)
     _find_rounding(candidate)
     find_products(candidate)
 
@@ -160,7 +162,8 @@ def _find_scale(candidate: Candidate) -> None:
     if not (candidate.explained and candidate.signature.scale):
         return
     usual = SCALES[candidate.formula.scale](candidate.config.head_dim, candidate.config.d_model)
-    tried = replace(candidate, claims=candidate.claims | {"scores": Scores(scale="any")})
+    claimed = candidate.claims.get("scores", Scores())
+    tried = replace(candidate, claims=candidate.claims | {"scores": replace(claimed, scale="any")})
     inputs, weights = candidate.probes[0].inputs, candidate.weights
 
     alignment = candidate.claims.get("causal", Claims().causal) if candidate.signature.is_causal else None
@@ -179,7 +182,7 @@ def _find_scale(candidate: Candidate) -> None:
         return True
 
     if follows(2.0):
-        candidate.claims["scores"] = Scores(scale="any" if follows(0.0) and follows(-1.0) else "positive")
+        candidate.claims["scores"] = replace(claimed, scale="any" if follows(0.0) and follows(-1.0) else "positive")
 
 
 def _find_rounding(candidate: Candidate) -> None:

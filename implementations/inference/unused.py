@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from mha.implementations.adapters.names import NEUTRAL_MEANING
 from mha.implementations.adapters.signature import required_inputs
 from mha.implementations.inference.candidate import Candidate
+from mha.spec import Scores
 from mha.spec.claims import DROPS_OUTPUT
 
 # What constructors take beside sizes, each with the claim that trial runs may have added for it.
@@ -40,8 +41,11 @@ def _never_called(candidate: Candidate) -> list[str]:
 def _used_options(candidate: Candidate) -> set[str | None]:
     signature = candidate.signature
     used = {*signature.inputs, signature.padding, signature.is_causal, signature.need_weights, signature.average}
-    if "scores" in candidate.claims:
+    scores = candidate.claims.get("scores", Scores())
+    if scores.scale:
         used.add(signature.scale)
+    if scores.window:
+        used |= {*signature.window}
     if "lse" in candidate.claims:
         used.add(signature.return_lse)
     if candidate.mask:
