@@ -20,11 +20,16 @@ Normalise = Callable[[Tensor], Tensor]
 
 
 def scores_of(q: Tensor, k: Tensor, options: Options, usual_scale: float = 1.0) -> Tensor:
-    """Return the scores (B, H, L, S) of queries and keys (B, H, length, d_k), without any mask.
+    """Return the scores (B, H, L, S) of queries and keys (B, H, length, d_k), without any mask or cap.
 
     usual_scale: what they are multiplied by where the call does not say so.
     """
     return q @ k.mT * (usual_scale if options.scale is None else options.scale)
+
+
+def capped(scores: Tensor, cap: float | None) -> Tensor:
+    """Return c tanh(s / c), or the scores themselves where c is None."""
+    return scores if cap is None else cap * (scores / cap).tanh()
 
 
 def allowed_by(options: Options, like: Tensor, alignment: Alignment = "top_left") -> tuple[Tensor, Tensor]:

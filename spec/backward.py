@@ -138,9 +138,14 @@ def gradients(
         d_lse = upstream_lse.double() / (claims.lse or Lse()).log_base
         core = replace(core, d_lse=d_lse.unsqueeze(-1))
     d_scores = _score_gradients_in_blocks(core, precision)
+    of_mask = d_scores
+    if expected.slope is not None:
+        # dS = dS' (1 - tanh^2), of the scores before the cap; rad += 2 u |dS|
+        d_scores = _times(d_scores, expected.slope, 2 * units.accumulate + 2 * units.store)
+        of_mask = d_scores if claims.scores.softcap == "after_bias" else of_mask
     if problem.mask is not None and problem.mask.is_floating_point():
         keys = slice(problem.shape[3])
-        found["mask"] = _mask_gradient(d_scores[..., keys], problem.mask, core.allowed[..., keys], units)
+        found["mask"] = _mask_gradient(of_mask[..., keys], problem.mask, core.allowed[..., keys], units)
     for name, part in _head_gradients(problem, expected, core, d_scores, tau, precision).items():
         found |= _projection_gradients(problem, name, part, core.allowed, precision)
     names = (*INPUTS, *(name for name, _ in given.named()), "mask")
@@ -235,6 +240,13 @@ def _score_gradients(core: _Core, precision: Precision) -> Ball:
         row_sum = (3 * gamma + SOFTMAX_STEPS * u) * (p_size * size).sum(-1, keepdim=True)
         rad = rad + row_sum * (p_size >= (p - core.weights.rad).amax(-1, keepdim=True))
     return Ball(p * difference, rad.masked_fill(~core.allowed, 0.0))
+
+
+def _times(one: Ball, other: Ball, relative: float) -> Ball:
+    """Return the product of two balls, element by element, with a relative error; 0 where one is exactly 0."""
+    rad = one.rad * other.size + one.mid.abs() * other.rad
+    mid = one.mid * other.mid
+    return Ball(mid, rad + relative * (mid.abs() + rad))
 
 
 def _mask_gradient(d_scores: Ball, mask: Tensor, allowed: Tensor, units: Units) -> Ball:

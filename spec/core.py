@@ -56,7 +56,7 @@ class Attended:
 
     weights: p, (B, H, L, S). context: o, (B, H, L, d_k). make_row_sums: returns the sums of the rows of weights,
     (B, H, L). make_lse: returns log sum_j exp(s_j), (B, H, L), of rows with a key. max_score: (B, H, L), the largest
-    magnitude that m may have.
+    magnitude that m may have. slope: the derivative of capped scores, (B, H, L, S), or None.
 
     >>> from mha.spec.rounding import Rounding
     >>> ones = Ball.exact(torch.ones(1, 1, 3, 2))
@@ -73,6 +73,7 @@ class Attended:
     make_row_sums: Callable[[], Ball]
     make_lse: Callable[[], Ball]
     max_score: Tensor
+    slope: Ball | None = None
 
 
 def attend(heads: Heads, tau: float, precision: Precision, empty_row: EmptyRow) -> Attended:
@@ -103,6 +104,7 @@ def attend(heads: Heads, tau: float, precision: Precision, empty_row: EmptyRow) 
         make_row_sums=lambda: _row_sums(heads, softmax, Ball(p, dp), returned, precision),
         make_lse=lambda: log_sum_exp(heads, softmax, precision),
         max_score=softmax.max_score,
+        slope=softmax.slope,
     )
 
 

@@ -30,6 +30,7 @@ class Expected:
     output: y, (B, L, D). weights: p, (B, H, L, S). context: (B, L, H * d_k), the contexts o of all heads, side by side.
     query: (B, H, L, d_k), key and value: (B, H, S, d_k), projected, each key/value head repeated for its query heads.
     bare_key: the key without its bias, where an implementation may leave that out, or None; see `mha.spec.core`.
+    slope: the derivative of capped scores by scores, (B, H, L, S), or None.
     With extra keys (`Config.bias_kv`, `Config.zero_key`), S counts them too.
     empty: boolean (B, H, L), the rows without an allowed key. max_score: (B, H, L), the largest magnitude that the
     largest score of a row may have, 0 in an empty row. make_row_sums: makes `sums`. make_lse: makes `lse`.
@@ -52,6 +53,7 @@ class Expected:
     make_row_sums: Callable[[], Ball]
     make_lse: Callable[[], Ball]
     bare_key: Ball | None = None
+    slope: Ball | None = None
 
     @property
     def sums(self) -> Ball:
@@ -102,6 +104,7 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
         make_row_sums=attended.make_row_sums,
         make_lse=lambda: _declared_lse(attended.make_lse(), problem, claims),
         bare_key=heads.bare_key,
+        slope=attended.slope,
     )
 
 
@@ -126,19 +129,21 @@ def _attend_in_blocks(heads: Heads, tau: float, precision: Precision, empty_row:
     if len(blocks) <= 1:
         return attend(heads, tau, precision, empty_row)
     parts = [attend(heads.of_queries(block), tau, precision, empty_row) for block in blocks]
+    slopes = [part.slope for part in parts if part.slope is not None]
     return Attended(
         weights=Ball.joined([part.weights for part in parts], 2),
         context=Ball.joined([part.context for part in parts], 2),
         make_row_sums=lambda: Ball.joined([part.make_row_sums() for part in parts], 2),
         make_lse=lambda: Ball.joined([part.make_lse() for part in parts], 2),
         max_score=torch.cat([part.max_score for part in parts], 2),
+        slope=Ball.joined(slopes, 2) if slopes else None,
     )
 
 
 def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads:
     """Return q = x_q W_q^T + b_q, k and v, with the extra keys; low: factors are rounded to the storage dtype too."""
     given, config = problem.weights, problem.config
-    others, bias = claims.rounding.reductions, None
+    others, bias, cap = claims.rounding.reductions, None, problem.options.softcap
 
     def project(x: Tensor, role: str) -> tuple[Ball, ...]:
         exact = Ball.exact(x)
@@ -156,7 +161,10 @@ def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads
         value=split_heads(project(problem.value, "v")[-1], config, "v"),
         allowed=problem.allowed(claims.alignment),
         bias=bias,
-        bare_key=split_heads(keys[0], config, "k") if len(keys) > 1 and not config.extra_keys else None,
+        # A cap moves scores that differ by a constant differently.
+        bare_key=split_heads(keys[0], config, "k") if len(keys) > 1 and not config.extra_keys and not cap else None,
+        cap=cap,
+        caps_bias=claims.scores.softcap == "after_bias",
     )
     heads = _with_extra_keys(problem, heads) if config.extra_keys else heads
     return _quantised(heads, claims.rounding.heads_stored, units) if claims.rounding.heads_stored else heads

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ScaleRange = Literal["positive", "any"]
+SoftcapPlace = Literal["before_bias", "after_bias"]
 WindowForm = Literal["left_right", "left", "count", "symmetric", "count_right"]
 Alignment = Literal["top_left", "bottom_right"]
 Base = Literal["e", "2"]
@@ -76,6 +77,7 @@ class Scores:
     scale: an explicit scale takes the place of the usual one (clause SCL-1): "positive" ones, or "any", zero and
         negative ones too; None if there is no such argument. window: the form of an argument for a window.
     alignment: of the window where `Claims.causal` is None; otherwise it is that of the causal mask.
+    softcap: scores s become c tanh(s / c), for a cap c of the call, before a float mask is added, or after it.
 
     Raises ValueError for an unknown word.
 
@@ -86,10 +88,11 @@ class Scores:
     scale: ScaleRange | None = None
     window: Window | None = None
     alignment: Alignment | None = None
+    softcap: SoftcapPlace | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown word."""
-        for name, known in (("scale", ScaleRange), ("alignment", Alignment)):
+        for name, known in (("scale", ScaleRange), ("alignment", Alignment), ("softcap", SoftcapPlace)):
             value = getattr(self, name)
             if value is not None and value not in get_args(known):
                 words = ", ".join(map(repr, get_args(known)))
@@ -162,6 +165,7 @@ class Options:
     the scores are multiplied by; None for the usual scale, which is not passed then. return_lse: whether the
     log-sum-exp is returned too; None, which is not passed, where it is not claimed. window: how many keys before and
     after its own place each query sees, None for all on that side; None for no window, which is not passed then.
+    softcap: c, of scores that become c tanh(s / c), or None, which is not passed then.
 
     >>> Options(scale=0.5).arguments
     {'mask': None, 'is_causal': False, 'need_weights': False, 'scale': 0.5}
@@ -173,6 +177,7 @@ class Options:
     scale: float | None = None
     return_lse: bool | None = None
     window: Bounds | None = None
+    softcap: float | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Softmax:
     lost: the error of a numerator that underflows. underflow: that of a weight.
     gamma: relative error of a row's sum, (B, H, L, 1). products: that of its products with the values.
     cast: u_p, that of a weight that is cast.
-    max_score: as in `Attended`.
+    max_score: as in `Attended`. slope: the derivative of capped scores, or None.
     """
 
     scores: Tensor
@@ -54,12 +54,13 @@ class Softmax:
     products: Tensor
     cast: float
     max_score: Tensor
+    slope: Ball | None
 
 
 def softmax_of(heads: Heads, tau: float, precision: Precision) -> Softmax:
     """Return p = softmax(s) over A, with all that bounds its error."""
     units, own, rounding, forbidden = precision.units, precision.softmax, precision.rounding, heads.forbidden
-    s, score_error, max_score = _scores(heads, tau, precision)
+    s, score_error, max_score, slope = _scores(heads, tau, precision)
     # log p_j = s_j - m - log sum_l exp(s_l - m)
     log_p = torch.log_softmax(s, -1).masked_fill(forbidden, float("-inf"))
     # The gap as computed: m - s_j + E_j + max_l E_l
@@ -102,6 +103,7 @@ def softmax_of(heads: Heads, tau: float, precision: Precision) -> Softmax:
         products=products,
         cast=own.store if rounding.weights_stored else own.accumulate,
         max_score=max_score,
+        slope=slope,
     )
 
 
@@ -225,19 +227,22 @@ def _stored_steps(own: Units, rounding: Rounding) -> float:
     return max(own.store - own.accumulate, 0.0) if rounding.softmax_stored else 0.0
 
 
-def _scores(heads: Heads, tau: float, precision: Precision) -> tuple[Tensor, Tensor, Tensor]:
-    """Return s, -infinity outside A, and E, 0 outside A, both (B, H, L, S), and the largest |m| possible, (B, H, L)."""
+def _scores(heads: Heads, tau: float, precision: Precision) -> tuple[Tensor, Tensor, Tensor, Ball | None]:
+    """Return s, -infinity outside A, and E, 0 outside A, both (B, H, L, S), and the largest |m| possible, (B, H, L).
+
+    Then the derivative of capped scores, None without a cap.
+    """
     # E_j = max(E_j, E'_j), and |m| = max(|m|, |m'|) + max_j E_j
     forms = [_scores_of(heads, key, tau, precision) for key in heads.key_forms]
-    s, error = forms[0]
+    s, error, slope = forms[0]
     m = row_max(s).abs()
-    for other, other_error in forms[1:]:
+    for other, other_error, _ in forms[1:]:
         error, m = torch.maximum(error, other_error), torch.maximum(m, row_max(other).abs())
-    return s, error, m + row_max(error)
+    return s, error, m + row_max(error), slope
 
 
-def _scores_of(heads: Heads, k: Ball, tau: float, precision: Precision) -> tuple[Tensor, Tensor]:
-    """Return s and E for one form of the keys."""
+def _scores_of(heads: Heads, k: Ball, tau: float, precision: Precision) -> tuple[Tensor, Tensor, Ball | None]:
+    """Return s and E for one form of the keys, and the derivative of capped scores, see `_capped_and_biased`."""
     q, units, rounding = heads.query, precision.units, precision.rounding
     width = q.mid.shape[-1]
     # r = gamma(d + 4) (+) e_p (+) (pre + mat) u_s. Four of the roundings make tau: a root, a division, a second root, a
@@ -252,12 +257,8 @@ def _scores_of(heads: Heads, k: Ball, tau: float, precision: Precision) -> tuple
     s = tau * q.mid @ k.mid.mT
     spread, size = abs(tau) * (q.rad + relative * q.size), abs(tau) * q.mid.abs()
     error = spread @ k.size.mT + size @ k.rad.mT + width * units.flush
-    if heads.bias is not None:
-        # s_j = tau q.k_j + b_j;  E_j += u |b_j|, then E_j += u (|s_j| + E_j), unless b_j = 0
-        bias = heads.bias.masked_fill(heads.forbidden, 0.0)
-        s = s + bias
-        u = units.store if rounding.scores_stored else units.accumulate
-        error = torch.where(bias != 0, error + u * (s.abs() + error + (1 + u) * bias.abs()), error)
+    u = units.store if rounding.scores_stored else units.accumulate
+    s, error, slope = _capped_and_biased(heads, s, error, u, precision)
     if rounding.softmax_in_float32:
         # E_j += 2^-24 (|s_j| + E_j)
         error = error + units_of(torch.float32).store * (s.abs() + error)
@@ -267,7 +268,52 @@ def _scores_of(heads: Heads, k: Ball, tau: float, precision: Precision) -> tuple
         overflows = heads.allowed & (_reach(q, k, tau) + s.abs() + error >= units.largest)
         error = error.masked_fill(overflows.any(-1, keepdim=True) & heads.allowed, float("inf"))
     # Of an empty row, any finite score serves: the policy sets its weights afterwards.
-    return s.masked_fill(heads.forbidden, float("-inf")).masked_fill(heads.empty, 0.0), error
+    return s.masked_fill(heads.forbidden, float("-inf")).masked_fill(heads.empty, 0.0), error, slope
+
+
+def _capped_and_biased(
+    heads: Heads, s: Tensor, error: Tensor, u: float, precision: Precision
+) -> tuple[Tensor, Tensor, Ball | None]:
+    """Return s and E with the float mask and the cap, and the derivative of the capped scores, None without a cap.
+
+    u: the roundoff of scores.
+    """
+    bias, slope = heads.bias, None
+    if heads.cap is None or heads.caps_bias:
+        s, error = _biased(heads, s, error, u)
+        bias = None
+    if heads.cap is not None:
+        s, error, slope = _capped(heads.cap, s, error, u, precision)
+    if bias is not None:
+        s, error = _biased(heads, s, error, u)
+    return s, error, slope
+
+
+def _biased(heads: Heads, s: Tensor, error: Tensor, u: float) -> tuple[Tensor, Tensor]:
+    """Return s_j + b_j and its error."""
+    if heads.bias is None:
+        return s, error
+    # E_j += u |b_j|, then E_j += u (|s_j| + E_j), unless b_j = 0
+    bias = heads.bias.masked_fill(heads.forbidden, 0.0)
+    s = s + bias
+    return s, torch.where(bias != 0, error + u * (s.abs() + error + (1 + u) * bias.abs()), error)
+
+
+def _capped(cap: float, s: Tensor, error: Tensor, u: float, precision: Precision) -> tuple[Tensor, Tensor, Ball]:
+    """Return c tanh(s / c) with its error, and its derivative 1 - tanh^2.
+
+    A hyperbolic tangent is made of two exponentials and four operations, none of which has a result above 2.
+    """
+    x, t = s / cap, (s / cap).tanh()
+    # dx = E_j / c + u (|x| + E_j / c);  |t'| <= 1 - tanh^2 where |x| is least, and |t''| <= 2 |t'|
+    dx = error / cap + u * (x.abs() + error / cap)
+    steepest = 1 - (x.abs() - dx).clamp(min=0.0).tanh().square()
+    of_tanh = 2 * (2 * precision.exponential + 4) * precision.units.accumulate
+    dt = (steepest * dx).clamp(max=2.0) + of_tanh
+    capped = cap * t
+    # The product with c is rounded, and t before it, where scores are stored.
+    slope = Ball(1 - t.square(), (2 * steepest * dx).clamp(max=1.0) + 2 * of_tanh + 4 * u)
+    return capped, cap * dt + 2 * u * (capped.abs() + cap * dt), slope
 
 
 def _reach(q: Ball, k: Ball, tau: float) -> Tensor:

@@ -306,8 +306,19 @@ def test_target_that_cannot_be_resolved_is_explained_in_one_line(target: str) ->
 
 def test_all_built_in_implementations_are_found() -> None:
     folder = Path(implementations.__file__).parent
-    others = {"__init__", "clock", "discovery", "errors", "frameworks", "importing", "loaded", "originals", "pristine"}
-    others |= {"raised", "surroundings", "torch_state"}
+    others = {
+        "__init__",
+        "clock",
+        "discovery",
+        "errors",
+        "formula",
+        "frameworks",
+        "importing",
+        "loaded",
+        "originals",
+        "pristine",
+    }
+    others |= {"formula", "raised", "surroundings", "torch_state"}
     files = {file.stem for file in folder.glob("*.py")} - others
     assert files <= {entry.name for entry in discover()}
     assert files - {"triton"} <= {resolved.implementation.name for resolved in resolve("all")}

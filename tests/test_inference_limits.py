@@ -16,7 +16,7 @@ from mha.implementations import from_module
 from mha.implementations.inference import sizes
 from mha.implementations.inference.infer import Inference, infer
 from mha.implementations.torch_state import threads
-from mha.spec import Claims
+from mha.spec import Claims, Options
 from plain import refusal_of
 
 
@@ -345,7 +345,7 @@ class UnnamedOutput(registry.Correct):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]  # another signature
         q, k, v = (self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
-        output: Tensor = self.fc(self.merge(self.weigh(self.score(q, k), self.allow(mask, False, q, k)) @ v))
+        output: Tensor = self.fc(self.merge(self.weigh(self.score(q, k), self.allow(Options(mask), q, k)) @ v))
         return output
 
 

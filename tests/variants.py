@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mha.conformance.faults.base import CLAIMS, Complete, Correct
 from mha.conformance.properties.registry import Property, is_claimed
-from mha.spec import Claims, Lse, Output, Rounding, causal_mask
+from mha.spec import Claims, Lse, Options, Output, Rounding, causal_mask
 
 
 def claims_for(prop: Property) -> Claims:
@@ -49,11 +49,9 @@ class NanContext(Complete):
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         return super().combine(weights, v, allowed).masked_fill(~allowed.any(-1, keepdim=True), math.nan)
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
-    ) -> Output:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
         # #lizard forgives(parameter_count): the arguments of an attention
-        output, weights, _ = super().attend(query, key, value, mask, is_causal, need_weights)
+        output, weights, _ = super().attend(query, key, value, options)
         return Output(output, None if weights is None else weights / weights.any(-1, keepdim=True))
 
 
@@ -81,16 +79,16 @@ class RaisesForEmptyRow(Correct):
 class BottomRight(Correct):
     """Causal masks are aligned bottom right: the last query sees every key."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        allowed = super().allow(mask, False, q, k)
-        return allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right") if is_causal else allowed
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        allowed = super().allow(options.change(is_causal=False), q, k)
+        return allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right") if options.is_causal else allowed
 
 
 class AlwaysFromTheEnd(BottomRight, RaisesForEmptyRow):
     """Causal without being asked, aligned bottom right: the first ones of more queries than keys are refused."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        return super().allow(mask, True, q, k)
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
+        return super().allow(options.change(is_causal=True), q, k)
 
 
 class SelfOnly(Correct):
@@ -210,9 +208,9 @@ class ScaledDown(Complete):
 class DropsBottomRight(Complete):
     """Causal masks aligned bottom right, NaN for queries before the first key, and dropout."""
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, False, q, k)
-        return allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right") if is_causal else allowed, bias
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(options.change(is_causal=False), q, k)
+        return allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right") if options.is_causal else allowed, bias
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         return super().combine(weights, v, allowed).masked_fill(~allowed.any(-1, keepdim=True), math.nan)

@@ -17,7 +17,7 @@ Levels = tuple[tuple[str, tuple[Any, ...]], ...]
 NO_LIMIT = 1 << 16
 NAMES = [field.name for field in fields(Case) if field.name != "seed"]
 # The fields whose values are of several types.
-MIXED = ("bias", "n_kv_heads", "d_model", "d_value", "kdim", "vdim", "scale", "window")
+MIXED = ("bias", "n_kv_heads", "d_model", "d_value", "kdim", "vdim", "scale", "window", "softcap")
 # So many rows are made in any case, which leaves every tile edge its turn.
 LEAST = 48
 

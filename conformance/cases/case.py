@@ -46,6 +46,7 @@ class Case:
     mode: train or eval and the gradient mode of the call, see `mha.conformance.cases.modes`.
     need_weights, return_lse: whether the call asks for the weights, and for the log-sum-exp.
     scale: an explicit scale of the call, as a multiple of 1/sqrt(d_k); None for none. window: as in `Options`.
+    softcap: the cap of the call, None for none.
     ranks: on how many ranks a sharded implementation runs; 0 for the implementation without ranks.
     projected: whether there are projections; otherwise the inputs are what they would give, as for a kernel.
     seed: of all random numbers.
@@ -84,6 +85,7 @@ class Case:
     scale: float | None = None
     return_lse: bool = False
     window: Bounds | None = None
+    softcap: float | None = None
 
     def __repr__(self) -> str:
         given = ((field, getattr(self, field.name)) for field in fields(self))
@@ -115,7 +117,8 @@ class Case:
     def _of_scores(self) -> dict[str, Any]:
         """What the call says about the scores, and asks of them; see `Options`."""
         scale = None if self.scale is None else self.scale * self.head_dim**-0.5
-        return {"scale": scale, "return_lse": self.return_lse or None, "window": self.window}
+        given = {"window": self.window, "softcap": self.softcap}
+        return given | {"scale": scale, "return_lse": self.return_lse or None}
 
     @property
     def generator(self) -> torch.Generator:

@@ -76,6 +76,7 @@ CLAIM_OF = {
     "ranks": "world_sizes",
     "scales": "scores.scale",
     "windows": "scores.window",
+    "softcaps": "scores.softcap",
 }
 
 
@@ -96,7 +97,7 @@ class Domain:
     ranks: the numbers of ranks, as far as the profile takes them; 0 for no sharding.
     variants: "plain" and names in `mha.conformance.cases.variants`.
     scales: explicit scales, None for none; those that are not positive need their own claim. windows: bounds as in
-        `Options`, None for none. lse: whether the log-sum-exp is asked for.
+        `Options`, None for none. softcaps: caps, None for none. lse: whether the log-sum-exp is asked for.
     dtypes: the only dtypes that the property is about; all if empty.
     scale: "small"; "wide", with the levels in `sizes` whatever min_... and max_... are; or "long", where S is
         the profile's `long_rows`, or a fraction of it.
@@ -120,6 +121,7 @@ class Domain:
     variants: tuple[str, ...] = ("plain",)
     scales: tuple[float | None, ...] = (None,)
     windows: tuple[Bounds | None, ...] = (None,)
+    softcaps: tuple[float | None, ...] = (None,)
     lse: tuple[bool, ...] = (False,)
     dtypes: tuple[str, ...] = ()
     scale: Literal["small", "wide", "long"] = "small"
@@ -155,6 +157,7 @@ class Domain:
             "variants": tuple(name for name in self.variants if takes_variant(claims, name)),
             "scales": tuple(scale for scale in self.scales if takes_scale(claims, scale)),
             "windows": claimed_windows(claims, self.windows),
+            "softcaps": tuple(cap for cap in self.softcaps if cap is None or claims.scores.softcap),
             "lse": tuple(asked for asked in self.lse if claims.lse or not asked),
         }
         for name, levels in kept.items():
@@ -280,6 +283,7 @@ class Domain:
             "variant": (self.variants, ("plain",)),
             "scale": (self.scales, (None,)),
             "window": (self.windows, (None,)),
+            "softcap": (self.softcaps, (None,)),
             "return_lse": (self.lse, (False,)),
         }
 

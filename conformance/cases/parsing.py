@@ -44,7 +44,15 @@ SPECIAL: dict[str, Callable[[Any], bool]] = {
     "window": _is_window,
 }
 # The fields that may be None, each with another value.
-OPTIONAL: dict[str, int | float] = {"n_kv_heads": 1, "d_model": 1, "d_value": 1, "kdim": 1, "vdim": 1, "scale": 1.0}
+OPTIONAL: dict[str, int | float] = {
+    "n_kv_heads": 1,
+    "d_model": 1,
+    "d_value": 1,
+    "kdim": 1,
+    "vdim": 1,
+    "scale": 1.0,
+    "softcap": 1.0,
+}
 # In characters, of the text of a case. Of a seed and of the number of ranks. No tensor of a case has more numbers:
 # in float64, that is half a GiB.
 LONGEST, LARGEST_SEED, MOST_RANKS, MOST_NUMBERS = 1000, (1 << 63) - 1, 64, 1 << 26

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mha.conformance.faults.ranks import OnRank, Spmd
 from mha.implementations import from_module
-from mha.implementations.formula import Holder, allowed_by, log_sum_exp, scores_of, weights_of
+from mha.implementations.formula import Holder, allowed_by, capped, log_sum_exp, scores_of, weights_of
 from mha.spec import (
     Claims,
     Config,
@@ -35,7 +35,7 @@ CLAIMS = Claims(
     dropout=True,
     grouped_query=True,
     kv_widths=True,
-    scores=Scores(scale="any", window=Window("left_right")),
+    scores=Scores(scale="any", window=Window("left_right"), softcap="before_bias"),
     second_gradients=True,
     decodes="chunks",
     decodes_ragged=True,
@@ -133,7 +133,7 @@ class Complete(Holder):
         more = k.shape[2] - key.shape[1]
         allowed, bias = F.pad(allowed, (0, more), value=True), F.pad(bias, (0, more))
         k, v = self.repeat(k), self.repeat(v)
-        scores = self.score(q, k) + bias
+        scores = self.cap(self.score(q, k), bias)
         weights = self.weigh(scores, allowed)
         output = self.project(self.merge(self.combine(self.drop(weights), v, allowed)), "o")
         lse = self.log_sum_exp(scores, allowed) if options.return_lse else None
@@ -168,6 +168,10 @@ class Complete(Holder):
         """Return the scaled scores (B, H, L, S)."""
         usual = self.config.head_dim**-0.5 if self.scale is None else self.scale
         return scores_of(q, k, self.options, usual)
+
+    def cap(self, scores: Tensor, bias: Tensor) -> Tensor:
+        """Return the scores with the cap of the call, and the float mask added, (B, H, L, S)."""
+        return capped(scores, self.options.softcap) + bias
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return what may attend, and what is added to the scores, both (B, H, L, S)."""

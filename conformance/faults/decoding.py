@@ -190,7 +190,7 @@ class PromptSeesItsFuture(Complete):
         self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         cache = super().decode(query, key, value, cache, active)[1]
-        return self(query, *cache[:2], mask=cache[2][:, None, None]).output, cache
+        return self(query, *cache[:2], mask=cache[2].mT.unsqueeze(1)).output, cache
 
 
 @fault(
@@ -209,7 +209,7 @@ class ChunksAlignedTopLeft(Complete):
         output, cache = super().decode(query, key, value, cache, active)
         if query.shape[1] > 1:
             allowed = causal_mask(query.shape[1], cache[0].shape[1], "top_left", query.device)
-            output = self(query, *cache[:2], mask=allowed & cache[2][:, None, None]).output
+            output = self(query, *cache[:2], mask=allowed & cache[2].mT.unsqueeze(1)).output
         return output, cache
 
 

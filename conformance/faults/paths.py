@@ -19,9 +19,9 @@ from mha.spec import Config, Options, Output, Weights
 class WeightsUnderCausal(Complete):
     """The causal flag is ignored if weights are requested."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
-        mask, is_causal, need_weights = rest
-        return super().attend(query, key, value, mask, is_causal and not need_weights, need_weights)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+        is_causal = options.is_causal and not options.need_weights
+        return super().attend(query, key, value, options.change(is_causal=is_causal))
 
 
 @fault("PTH-1", trigger="weights requested")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.implementations.formula import Holder, allowed_by, log_sum_exp, scores_of, softmax, weights_of
+from mha.implementations.formula import Holder, allowed_by, capped, log_sum_exp, scores_of, softmax, weights_of
 from mha.spec import Claims, Config, Lse, Options, Output, Weights, causal_mask
 from mha.spec.claims import DROPS_OUTPUT, Alignment
 from mha.spec.dtypes import computable
@@ -53,6 +53,7 @@ class TextbookAttention(Holder):
             causal = causal_mask(scores.shape[2], scores.shape[3], self.alignment, scores.device)
             options = options.change(mask=join_causal(options.mask, causal[None, None]), is_causal=False)
         self.allowed, bias = self.allow(options, scores)
+        scores, bias = self.cap(scores, bias)
         weights = self.weigh(scores, self.allowed, bias)
         output = self.combine(weights, v, inputs[0])
         lse = self.log_sum_exp(scores + bias, self.allowed, inputs[0]) if options.return_lse else None
@@ -103,6 +104,13 @@ class TextbookAttention(Holder):
         if mask is not None and mask.dtype != scores.dtype:
             mask = _fit_mask(mask.bool(), scores)
         return allowed_by(options.change(mask=mask), scores, self.alignment)
+
+    def cap(self, scores: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scores with the cap of the call, and what is still added to them."""
+        cap = self.options.softcap
+        if cap is not None and self.claims.scores.softcap == "after_bias":
+            return capped(scores + bias, cap), torch.zeros_like(bias)
+        return capped(scores, cap), bias
 
     def weigh(self, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
         """Return the weights (B, H, L, S), with empty rows as the claims have them."""

@@ -78,7 +78,15 @@ def _reading_of(lse: RecordedTensor, expected: Ball, declared: Lse) -> str:
 
 @property_of(
     "LSE-3",
-    Domain(masks=COMMON, causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED, need_weights=(False,)),
+    Domain(
+        masks=COMMON,
+        causal=BOTH,
+        values=MODERATE,
+        modes=WITH_GRADIENT,
+        dtypes=BOUNDED,
+        need_weights=(False,),
+        lse=(True,),
+    ),
     needs=("lse.gradient", "gradients"),
     requires="LSE-1",
     must_reject=("lopsided", "lse_detached"),

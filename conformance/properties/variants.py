@@ -71,16 +71,17 @@ def grouped_heads_equal_repeated_ones(session: Session, case: Case) -> None:
 def _with_repeated_heads(problem: Problem) -> Problem:
     """Return the problem with each key/value head repeated, so that there are as many as query heads."""
     config = problem.config
-    plain = replace(config, n_kv_heads=None)
     repeats, heads = config.n_heads // config.kv_heads, (config.kv_heads, config.head_dim)
 
     def repeated(x: Tensor, dim: int) -> Tensor:
         spread: Tensor = x.unflatten(dim, heads).repeat_interleave(repeats, dim if dim >= 0 else dim - 1)
         return spread.flatten(dim, dim + 1) if dim >= 0 else spread.flatten(dim - 1)
 
+    plain = replace(config, n_kv_heads=None)
     if config.projected:
         named = ((name, x) for name, x in problem.weights.named() if name in ("w_k", "w_v", "b_k", "b_v"))
         return problem.change(config=plain, **{name: repeated(x, 0) for name, x in named})
+    plain = plain.of_heads()
     weights = Weights.identity(plain, problem.query.dtype, problem.query.device)
     key, value = (repeated(x, -1) for x in (problem.key, problem.value))
     return replace(problem, config=plain, weights=weights, key=key, value=value)

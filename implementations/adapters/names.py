@@ -51,6 +51,14 @@ WINDOW_PAIRS = (
     ("left_bound", "right_bound"),
 )
 WINDOW_NAMES = ("window_size", "local_window_size", "sliding_window_size", "sliding_window", "window_left", "window")
+SOFTCAP_NAMES = (
+    "softcap",
+    "soft_cap",
+    "logit_cap",
+    "logits_soft_cap",
+    "attn_logits_soft_cap",
+    "attn_logit_softcapping",
+)
 OPTION_NAMES = {
     "mask": (
         *("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", "masks"),
@@ -63,6 +71,7 @@ OPTION_NAMES = {
     ),
     "average": ("average_attn_weights", "average_weights"),
     "scale": SCALE_NAMES,
+    "softcap": SOFTCAP_NAMES,
     "return_lse": ("return_lse", "return_softmax_lse", "return_logsumexp", "return_residual", "return_attn_probs"),
 }
 # Of a mask of keys, beside another one; the last two only if no other name of padding is there.
