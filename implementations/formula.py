@@ -28,8 +28,8 @@ def scores_of(q: Tensor, k: Tensor, options: Options, usual_scale: float = 1.0) 
 
 
 def capped(scores: Tensor, cap: float | None) -> Tensor:
-    """Return c tanh(s / c), or the scores themselves where c is None."""
-    return scores if cap is None else cap * (scores / cap).tanh()
+    """Return c tanh(s / c), or the scores themselves where c is None or 0."""
+    return cap * (scores / cap).tanh() if cap else scores
 
 
 def allowed_by(options: Options, like: Tensor, alignment: Alignment = "top_left") -> tuple[Tensor, Tensor]:

@@ -302,13 +302,13 @@ def _biased(heads: Heads, s: Tensor, error: Tensor, u: float) -> tuple[Tensor, T
 def _capped(cap: float, s: Tensor, error: Tensor, u: float, precision: Precision) -> tuple[Tensor, Tensor, Ball]:
     """Return c tanh(s / c) with its error, and its derivative 1 - tanh^2.
 
-    A hyperbolic tangent is made of two exponentials and four operations, none of which has a result above 2.
+    A hyperbolic tangent may be made of two exponentials, (e^x - e^-x) / (e^x + e^-x), which errs by as much near 0.
     """
     x, t = s / cap, (s / cap).tanh()
     # dx = E_j / c + u (|x| + E_j / c);  |t'| <= 1 - tanh^2 where |x| is least, and |t''| <= 2 |t'|
     dx = error / cap + u * (x.abs() + error / cap)
     steepest = 1 - (x.abs() - dx).clamp(min=0.0).tanh().square()
-    of_tanh = 2 * (2 * precision.exponential + 4) * precision.units.accumulate
+    of_tanh = (2 * precision.exponential + 3) * precision.units.accumulate
     dt = (steepest * dx).clamp(max=2.0) + of_tanh
     capped = cap * t
     # The product with c is rounded, and t before it, where scores are stored.

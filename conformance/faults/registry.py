@@ -25,6 +25,7 @@ __all__ = [
 MODULES = (
     "accuracy",
     "caches",
+    "caps",
     "causal",
     "composition",
     "configuration",

@@ -12,7 +12,7 @@ from mha.conformance.cases.masks import COMMON
 from mha.conformance.harness.assertions import assume, expect_agree, expect_close
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_gradients, expect_result, refuses
+from mha.conformance.properties.shared import expect_effect, expect_gradients, expect_result, refuses
 from mha.spec import Problem
 
 # Of the query's own key, of a few keys, open on one side, and at and beside the edges of tiles.
@@ -21,8 +21,6 @@ WINDOWS = Domain(masks=COMMON, causal=BOTH, values=MODERATE, windows=BOUNDS)
 # Longer than windows are wide, with more queries than keys as well as fewer.
 LONGER = replace(WINDOWS, masks=("none", "padding"), scale="wide")
 EMPTY = "a row is empty, and the declared policy is 'error'"
-# An option is judged where its effect is so many times the bound.
-CLEAR = 10.0
 
 
 @property_of("WIN-1", WINDOWS, needs="scores.window", requires="HED-1", must_reject=("ignores_window", "lopsided"))
@@ -120,7 +118,7 @@ def a_window_of_masked_keys_is_an_empty_row(session: Session, case: Case) -> Non
 )
 def a_window_has_an_effect(session: Session, case: Case) -> None:
     """Where a window changes the exact result by ten times the bound, the result is not that without it."""
-    _expect_effect(session, case.problem(), "window")
+    expect_effect(session, case.problem(), "window")
 
 
 @property_of(
@@ -134,17 +132,4 @@ def a_window_has_an_effect(session: Session, case: Case) -> None:
 )
 def a_scale_has_an_effect(session: Session, case: Case) -> None:
     """Where an explicit scale changes the exact result by ten times the bound, the result is not that without it."""
-    _expect_effect(session, case.problem(), "scale")
-
-
-def _expect_effect(session: Session, problem: Problem, option: str) -> None:
-    """Expect a result that is not the one without an option, where the two are clearly apart."""
-    assume(not refuses(session, problem), EMPTY)
-    expected, without = (session.expected(each).output for each in (problem, problem.change(**{option: None})))
-    apart = (without.mid - expected.mid).abs() > CLEAR * torch.maximum(without.rad, expected.rad)
-    assume(bool(apart.any()), "no number is changed by ten times the bound")
-    output = session(problem).output
-    error = (output.tensor.detach().double().cpu() - without.mid).abs()
-    if bool((error <= without.rad)[apart].all()):
-        value = getattr(problem.options, option)
-        expect_close(output, expected, because=f"the oracle's value; {option}={value!r} has no effect here")
+    expect_effect(session, case.problem(), "scale")

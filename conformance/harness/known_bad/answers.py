@@ -23,7 +23,13 @@ from mha.conformance.harness.known_bad.conduct import (
 )
 from mha.conformance.harness.known_bad.defect import Defect
 from mha.conformance.harness.known_bad.lopsided import Lopsided, SlightlyLopsided
-from mha.conformance.harness.known_bad.scores import SCALE_IGNORED, UNBOUNDED_IS_ZERO, WINDOW_IGNORED
+from mha.conformance.harness.known_bad.options import (
+    SCALE_IGNORED,
+    SOFTCAP_IGNORED,
+    STRAIGHT_THROUGH,
+    UNBOUNDED_IS_ZERO,
+    WINDOW_IGNORED,
+)
 from mha.conformance.harness.textbook import Inputs, TextbookAttention
 from mha.spec import Claims, Config, Options, Output, Weights
 from mha.spec.dtypes import computable
@@ -191,6 +197,8 @@ ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "ignores_scale": SCALE_IGNORED.attention,
     "ignores_window": WINDOW_IGNORED.attention,
     "unbounded_is_zero": UNBOUNDED_IS_ZERO.attention,
+    "ignores_softcap": SOFTCAP_IGNORED.attention,
+    "softcap_without_gradient": STRAIGHT_THROUGH.attention,
     "one_weight": OneWeight,
     "single_precision": SinglePrecision,
     "detached": DetachedKeys,

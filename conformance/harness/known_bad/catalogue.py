@@ -10,14 +10,13 @@ from mha.conformance.harness.known_bad.calls import stale, tiles
 from mha.conformance.harness.known_bad.defect import Defect, defect
 from mha.conformance.harness.known_bad.heads import heads, merging, projections
 from mha.conformance.harness.known_bad.masks import causal, empty_rows, layouts, masks
+from mha.conformance.harness.known_bad.options import caps, ignored_options, windows
 from mha.conformance.harness.known_bad.scores import (
-    ignored_options,
     outputs,
     precisions,
     products,
     scales,
     softmaxes,
-    windows,
 )
 from mha.conformance.harness.textbook import TextbookAttention
 
@@ -79,6 +78,7 @@ NAMED: tuple[tuple[Defect, ...], ...] = tuple(
     for group in (
         ignored_options,
         windows,
+        caps,
         scales,
         projections,
         heads,

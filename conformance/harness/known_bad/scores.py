@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +12,7 @@ from torch import Tensor
 
 from mha.conformance.harness.known_bad.defect import Defect, Step, defect
 from mha.conformance.harness.textbook import TextbookAttention
-from mha.spec import Options, window_mask
-from mha.spec.claims import Alignment
 from mha.spec.dtypes import in_tf32
-from mha.spec.scores import Bounds
 
 # What defects that are hard to tell from each other have in common.
 TOO_HIGH = "masked scores get a finite number, which is not low enough"
@@ -24,64 +20,6 @@ TOO_HIGH = "masked scores get a finite number, which is not low enough"
 
 def _scale(name: str, text: str, factor: Callable[[TextbookAttention], float]) -> Defect:
     return defect(name, f"the scores are {text}", scale=factor)
-
-
-SCALE_IGNORED = _scale(
-    "scale_ignored",
-    "scaled as usual, so the scale of the call has no effect",
-    lambda self: self.claims.scale_for(self.config.head_dim),
-)
-
-
-def _other_window(name: str, text: str, change: Callable[[Bounds], Bounds | None]) -> Defect:
-    """Return a defect of calls with a window, which is another one."""
-
-    def allow(self: TextbookAttention, options: Options, scores: Tensor) -> tuple[Tensor, Tensor]:
-        if options.window is not None:
-            options = options.change(window=change(options.window))
-        return TextbookAttention.allow(self, options, scores)
-
-    return defect(name, text, allow=allow)
-
-
-def _shifted(bounds: Bounds, left: int, right: int) -> Bounds:
-    """Return a window with more or fewer keys on the sides that have a bound."""
-    before, after = bounds
-    return None if before is None else before + left, None if after is None else after + right
-
-
-WINDOW_IGNORED = _other_window("window_ignored", "the window has no effect", lambda bounds: None)
-UNBOUNDED_IS_ZERO = _other_window(
-    "unbounded_is_zero",
-    "a side of the window without a bound is read as 0",
-    lambda bounds: (bounds[0] or 0, bounds[1] or 0),
-)
-
-
-def ignored_options() -> Iterator[Defect]:
-    """Yield what a call says and what has no effect."""
-    yield SCALE_IGNORED
-    yield WINDOW_IGNORED
-
-
-def windows() -> Iterator[Defect]:
-    """Yield other windows than a call asks for."""
-    for side, place in (("left", "before"), ("right", "after")):
-        for number, word in ((1, "many"), (-1, "few")):
-            text = f"the window has one key too {word} {place} the query's own"
-            left, right = (number, 0) if side == "left" else (0, number)
-            yield _other_window(f"window_{side}_{number}", text, partial(_shifted, left=left, right=right))
-    yield _other_window("window_mirrored", "the window has its sides exchanged", lambda bounds: bounds[::-1])
-    yield UNBOUNDED_IS_ZERO
-    yield defect("window_alignment", "the window is aligned at the other end", allow=_window_at_other_end)
-
-
-def _window_at_other_end(self: TextbookAttention, options: Options, scores: Tensor) -> tuple[Tensor, Tensor]:
-    allowed, bias = TextbookAttention.allow(self, options.change(window=None), scores)
-    if options.window is None:
-        return allowed, bias
-    other: Alignment = "bottom_right" if self.alignment == "top_left" else "top_left"
-    return allowed & window_mask(scores.shape[2], scores.shape[3], options.window, other), bias
 
 
 def scales() -> Iterator[Defect]:

@@ -1,0 +1,121 @@
+"""How what a call says about the scores goes wrong: it has no effect, or another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mha.conformance.harness.known_bad.defect import Defect, defect
+from mha.conformance.harness.textbook import TextbookAttention
+from mha.implementations.formula import capped
+from mha.spec import Options, window_mask
+from mha.spec.claims import Alignment
+from mha.spec.scores import Bounds
+
+Pair = tuple[Tensor, Tensor]
+
+
+def _other_window(name: str, text: str, change: Callable[[Bounds], Bounds | None]) -> Defect:
+    """Return a defect of calls with a window, which is another one."""
+
+    def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Pair:
+        if options.window is not None:
+            options = options.change(window=change(options.window))
+        return TextbookAttention.allow(self, options, scores)
+
+    return defect(name, text, allow=allow)
+
+
+def _shifted(bounds: Bounds, left: int, right: int) -> Bounds:
+    """Return a window with more or fewer keys on the sides that have a bound."""
+    before, after = bounds
+    return None if before is None else before + left, None if after is None else after + right
+
+
+def _window_at_other_end(self: TextbookAttention, options: Options, scores: Tensor) -> Pair:
+    allowed, bias = TextbookAttention.allow(self, options.change(window=None), scores)
+    if options.window is None:
+        return allowed, bias
+    other: Alignment = "bottom_right" if self.alignment == "top_left" else "top_left"
+    return allowed & window_mask(scores.shape[2], scores.shape[3], options.window, other), bias
+
+
+def _uncapped(self: TextbookAttention, scores: Tensor, bias: Tensor) -> Pair:
+    return scores, bias
+
+
+def _capped_after_mask(self: TextbookAttention, scores: Tensor, bias: Tensor) -> Pair:
+    """Let masked keys have the lowest capped score."""
+    cap = self.options.softcap
+    scores, bias = TextbookAttention.cap(self, scores, bias)
+    if cap is not None:
+        scores = scores.masked_fill(~self.allowed, -cap)
+        self.allowed = torch.ones_like(self.allowed)
+    return scores, bias
+
+
+def _capped_elsewhere(self: TextbookAttention, scores: Tensor, bias: Tensor) -> Pair:
+    """Cap with the bias where it should be without, and the other way round."""
+    cap = self.options.softcap
+    if cap is None or self.claims.scores.softcap == "after_bias":
+        return capped(scores, cap), bias
+    return capped(scores + bias, cap), torch.zeros_like(bias)
+
+
+def _capped_before_scale(self: TextbookAttention, scores: Tensor, bias: Tensor) -> Pair:
+    cap, scale = self.options.softcap, self.scale()
+    if cap is None or not scale:
+        return TextbookAttention.cap(self, scores, bias)
+    return scale * capped(scores / scale, cap), bias
+
+
+def _straight_through(self: TextbookAttention, scores: Tensor, bias: Tensor) -> Pair:
+    """Cap without a factor in the gradient."""
+    capped_scores, bias = TextbookAttention.cap(self, scores, bias)
+    return scores + (capped_scores - scores).detach(), bias
+
+
+SCALE_IGNORED = defect(
+    "scale_ignored",
+    "the scores are scaled as usual, so the scale of the call has no effect",
+    scale=lambda self: self.claims.scale_for(self.config.head_dim),
+)
+WINDOW_IGNORED = _other_window("window_ignored", "the window has no effect", lambda bounds: None)
+UNBOUNDED_IS_ZERO = _other_window(
+    "unbounded_is_zero",
+    "a side of the window without a bound is read as 0",
+    lambda bounds: (bounds[0] or 0, bounds[1] or 0),
+)
+SOFTCAP_IGNORED = defect("softcap_ignored", "the softcap has no effect", cap=_uncapped)
+STRAIGHT_THROUGH = defect("straight_through", "the gradient lacks the factor of the softcap", cap=_straight_through)
+
+
+def ignored_options() -> Iterator[Defect]:
+    """Yield what a call says and what has no effect."""
+    yield SCALE_IGNORED
+    yield WINDOW_IGNORED
+    yield SOFTCAP_IGNORED
+
+
+def windows() -> Iterator[Defect]:
+    """Yield other windows than a call asks for."""
+    for side, place in (("left", "before"), ("right", "after")):
+        for number, word in ((1, "many"), (-1, "few")):
+            text = f"the window has one key too {word} {place} the query's own"
+            left, right = (number, 0) if side == "left" else (0, number)
+            yield _other_window(f"window_{side}_{number}", text, partial(_shifted, left=left, right=right))
+    yield _other_window("window_mirrored", "the window has its sides exchanged", lambda bounds: bounds[::-1])
+    yield UNBOUNDED_IS_ZERO
+    yield defect("window_alignment", "the window is aligned at the other end", allow=_window_at_other_end)
+
+
+def caps() -> Iterator[Defect]:
+    """Yield caps in another place."""
+    text = "the softcap acts after the mask, so that masked keys have the score -c"
+    yield defect("capped_after_mask", text, cap=_capped_after_mask)
+    text = "the softcap acts on the other side of the float mask: on its sum with the scores, or without it"
+    yield defect("capped_elsewhere", text, cap=_capped_elsewhere)
+    yield defect("capped_before_scale", "the softcap acts before the scale", cap=_capped_before_scale)
