@@ -121,9 +121,19 @@ def _of_scores(candidate: Candidate) -> list[Row]:
     if scores.scale:
         kind = {"any": "any number", "positive": "positive numbers"}[scores.scale]
         rows.append(Row("scale", f"{candidate.signature.scale} multiplies the scores; {kind}", "tested"))
+    if scores.softcap:
+        rows.append(Row("softcap", _softcap(candidate, scores.softcap), "tested"))
     if scores.window:
         rows.append(Row("window", window_text(candidate, scores.window), "tested"))
     return rows
+
+
+def _softcap(candidate: Candidate, place: str) -> str:
+    """Return where the cap acts."""
+    if "softcap" in candidate.idle_options:
+        return f"{candidate.signature.softcap} has no effect"
+    where = "after a float mask is added" if place == "after_bias" else "before any mask"
+    return f"{candidate.signature.softcap}: scores s become c tanh(s / c), {where}"
 
 
 def _formulas(candidate: Candidate) -> list[Row]:

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mha.implementations.formula import allowed_by
+from mha.implementations.formula import allowed_by, capped
 from mha.spec import Config, MaskConvention, Options, Weights
 from mha.spec.claims import Alignment
 
@@ -61,7 +61,8 @@ class Formula:
 
     scale: a key of `SCALES`. causal: how the causal mask is aligned, if it is always causal. projected: whether W_o is
     applied. n_heads: of the query. softmax: the dtype that scores are cast to. multiply, project: the product of two
-    tensors, in the heads and in projections. A row without an allowed key is NaN.
+    tensors, in the heads and in projections. softcap: the cap of the scores, and of their sum with a float mask if
+    caps_bias. A row without an allowed key is NaN.
     """
 
     scale: str = "1/sqrt(d_k)"
@@ -71,13 +72,16 @@ class Formula:
     softmax: torch.dtype = torch.float64
     multiply: Multiply = torch.matmul
     project: Multiply = torch.matmul
+    softcap: float | None = None
+    caps_bias: bool = False
 
     def __call__(self, inputs: tuple[Tensor, Tensor, Tensor], weights: Weights, mask: Tensor | None) -> Tensor:
         """Return the output (B, L, D) for inputs (B, L, D) and a canonical mask, broadcastable to (B, H, L, S)."""
         scores, v = self.scores(*inputs[:2], weights), heads_of(inputs[2], weights, "v", self.n_heads, self.project)
         options = Options(mask, is_causal=self.causal is not None)
         allowed, bias = allowed_by(options, scores, self.causal or "top_left")
-        p = (scores + bias).masked_fill(~allowed, -math.inf).softmax(-1, dtype=self.softmax).to(v.dtype)
+        total = capped(scores + bias, self.softcap) if self.caps_bias else capped(scores, self.softcap) + bias
+        p = total.masked_fill(~allowed, -math.inf).softmax(-1, dtype=self.softmax).to(v.dtype)
         context = self.multiply(p, v).transpose(1, 2).flatten(2)
         if not self.projected:
             return context

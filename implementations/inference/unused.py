@@ -44,6 +44,8 @@ def _used_options(candidate: Candidate) -> set[str | None]:
     scores = candidate.claims.get("scores", Scores())
     if scores.scale:
         used.add(signature.scale)
+    if scores.softcap:
+        used.add(signature.softcap)
     if scores.window:
         used |= {*signature.window}
     if "lse" in candidate.claims:

@@ -49,7 +49,8 @@ def find_window(candidate: Candidate) -> None:
             return
     ignoring = next((scores for scores in readings if _follows(candidate, scores, ignored=True)), None)
     if ignoring:
-        candidate.claims["scores"], candidate.idle_window = ignoring, True
+        candidate.claims["scores"] = ignoring
+        candidate.idle_options = (*candidate.idle_options, "window")
 
 
 def _readings(candidate: Candidate) -> Iterator[Scores]:
@@ -109,7 +110,7 @@ def _alignments(candidate: Candidate) -> dict[str, Any]:
 def window_text(candidate: Candidate, declared: Window) -> str:
     """Return how the argument for a window is read, in words."""
     names, alignment = ", ".join(candidate.signature.window), candidate.claims["scores"].alignment
-    if candidate.idle_window:
+    if "window" in candidate.idle_options:
         return f"{names} has no effect"
     aligned = f", aligned {alignment.replace('_', '-')}" if alignment else ""
     return f"{names}: {WINDOWS[declared.form]}; {declared.unbounded} for no bound{aligned}"
