@@ -61,17 +61,33 @@ def softmax(scores: Tensor) -> Tensor:
     return scores.softmax(-1)
 
 
-def weights_of(scores: Tensor, allowed: Tensor, normalise: Normalise = softmax) -> Tensor:
+def weights_of(scores: Tensor, allowed: Tensor, normalise: Normalise = softmax, sinks: Tensor | None = None) -> Tensor:
     """Return the softmax over the allowed keys, (B, H, L, S); a row without any gets zeros.
 
-    Such a row keeps its scores in the softmax, so that neither it nor its gradient is NaN.
+    Such a row keeps its scores in the softmax, so that neither it nor its gradient is NaN. sinks: a score (H,) of each
+    head that takes part in the denominator only.
     """
+    if sinks is not None:
+        column = sinks.to(scores).view(-1, 1, 1).expand(*scores.shape[:3], 1)
+        extended = torch.cat([scores, column], -1)
+        return weights_of(extended, torch.cat([allowed, column > -math.inf], -1), normalise)[..., :-1]
     empty = ~allowed.any(-1, keepdim=True)
     return normalise(scores.masked_fill(~(allowed | empty), -math.inf)).masked_fill(~allowed, 0.0)
 
 
-def log_sum_exp(scores: Tensor, allowed: Tensor) -> Tensor:
-    """Return the natural log-sum-exp of the allowed scores of each row, (B, H, L); without any, it is -infinity."""
+def sinks_of(options: Options, like: Tensor) -> Tensor | None:
+    """Return the sinks of a call as a tensor (H,), on the device of another one and in its dtype."""
+    return None if options.sinks is None else torch.as_tensor(options.sinks).to(like)
+
+
+def log_sum_exp(scores: Tensor, allowed: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """Return the natural log-sum-exp of the allowed scores of each row, (B, H, L); without any, it is -infinity.
+
+    sinks: (H,), of which each is one of the terms.
+    """
+    if sinks is not None:
+        column = sinks.to(scores).view(-1, 1, 1).expand(*scores.shape[:3], 1)
+        scores, allowed = torch.cat([scores, column], -1), torch.cat([allowed, column > -math.inf], -1)
     return scores.masked_fill(~allowed, -math.inf).logsumexp(-1)
 
 

@@ -100,7 +100,7 @@ def gradients(
     expected: Expected | None = None,
     upstream_lse: Tensor | None = None,
 ) -> dict[str, Ball]:
-    """Differentiate sum(output * upstream) with respect to the inputs, the weights and a float mask, by name.
+    """Differentiate sum(output * upstream) with respect to inputs, weights, a float mask and sinks, by name.
 
     upstream: dY, of the shape of the output, exact; 0 for queries with an empty row in some head, unless
     `claims.empty_row` is "zeros".
@@ -146,9 +146,13 @@ def gradients(
     if problem.mask is not None and problem.mask.is_floating_point():
         keys = slice(problem.shape[3])
         found["mask"] = _mask_gradient(of_mask[..., keys], problem.mask, core.allowed[..., keys], units)
+    if expected.of_sinks is not None:
+        like = torch.zeros(config.n_heads, 1, 1, dtype=problem.query.dtype, device=problem.query.device)
+        of_sinks = _mask_gradient(of_mask[..., -1:], like, core.allowed[..., -1:], units)
+        found["sinks"] = Ball(of_sinks.mid.flatten(), of_sinks.rad.flatten())
     for name, part in _head_gradients(problem, expected, core, d_scores, tau, precision).items():
         found |= _projection_gradients(problem, name, part, core.allowed, precision)
-    names = (*INPUTS, *(name for name, _ in given.named()), "mask")
+    names = (*INPUTS, *(name for name, _ in given.named()), "mask", "sinks")
     return {name: found[name] for name in names if name in found}
 
 
@@ -186,6 +190,8 @@ def _core_of(
     allowed = torch.nn.functional.pad(problem.allowed(claims.alignment), (0, extended - problem.shape[3]), value=True)
     u_a, merges = precision.softmax.accumulate, precision.rounding.merges
     weights, drift = expected.weights, normaliser_error(expected.max_score, extended, u_a, merges)
+    if expected.of_sinks is not None:
+        weights = Ball.joined([weights, expected.of_sinks], 3)
     if claims.empty_row != "zeros":
         weights = Ball(weights.mid.masked_fill(~allowed, 0.0), weights.rad.masked_fill(~allowed, 0.0))
     # rad P += drift (|P| + rad P), where P is recomputed

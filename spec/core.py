@@ -102,7 +102,7 @@ def attend(heads: Heads, tau: float, precision: Precision, empty_row: EmptyRow) 
         weights=Ball(p, dp + returned),
         context=Ball(o, context.rad),
         make_row_sums=lambda: _row_sums(heads, softmax, Ball(p, dp), returned, precision),
-        make_lse=lambda: log_sum_exp(heads, softmax, precision),
+        make_lse=lambda: log_sum_exp(heads, softmax, precision, with_sink=heads.sink_in_lse),
         max_score=softmax.max_score,
         slope=softmax.slope,
     )

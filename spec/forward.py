@@ -30,6 +30,7 @@ class Expected:
     output: y, (B, L, D). weights: p, (B, H, L, S). context: (B, L, H * d_k), the contexts o of all heads, side by side.
     query: (B, H, L, d_k), key and value: (B, H, S, d_k), projected, each key/value head repeated for its query heads.
     bare_key: the key without its bias, where an implementation may leave that out, or None; see `mha.spec.core`.
+    of_sinks: the weights of the sinks, (B, H, L, 1), or None. With sinks, key and value have a last row of zeros.
     slope: the derivative of capped scores by scores, (B, H, L, S), or None.
     With extra keys (`Config.bias_kv`, `Config.zero_key`), S counts them too.
     empty: boolean (B, H, L), the rows without an allowed key. max_score: (B, H, L), the largest magnitude that the
@@ -54,6 +55,7 @@ class Expected:
     make_lse: Callable[[], Ball]
     bare_key: Ball | None = None
     slope: Ball | None = None
+    of_sinks: Ball | None = None
 
     @property
     def sums(self) -> Ball:
@@ -94,7 +96,8 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
         output = affine(context, given.w_o, given.b_o, precision.units, low, others=rounding.others)
     return Expected(
         output=output.known(),
-        weights=attended.weights,
+        weights=attended.weights if heads.sinks is None else attended.weights[..., :-1],
+        of_sinks=None if heads.sinks is None else attended.weights[..., -1:],
         context=context,
         query=heads.query,
         key=heads.key,
@@ -167,7 +170,25 @@ def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads
         caps_bias=claims.scores.softcap == "after_bias",
     )
     heads = _with_extra_keys(problem, heads) if config.extra_keys else heads
+    if problem.options.sinks is not None:
+        heads = replace(_with_sinks(problem, heads), sink_in_lse=(claims.lse or Lse()).sink)
     return _quantised(heads, claims.rounding.heads_stored, units) if claims.rounding.heads_stored else heads
+
+
+def _with_sinks(problem: Problem, heads: Heads) -> Heads:
+    """Append a key with the score of the sink of its head, and a value of zeros; one of -infinity is not allowed."""
+    sinks = torch.tensor(problem.options.sinks, dtype=torch.float64, device=problem.query.device)
+    key, value = (_with_zeros(x) for x in (heads.key, heads.value))
+    allowed = torch.nn.functional.pad(heads.allowed, (0, 1))
+    allowed[..., -1] = sinks.isfinite().view(-1, 1)
+    bias = None if heads.bias is None else torch.nn.functional.pad(heads.bias, (0, 1))
+    # With a sink, scores that are all moved by the bias of the keys give other weights.
+    return replace(heads, key=key, value=value, allowed=allowed, bias=bias, bare_key=None, sinks=sinks.view(-1, 1, 1))
+
+
+def _with_zeros(x: Ball) -> Ball:
+    """Append a row of zeros, which are exact."""
+    return Ball(*(torch.nn.functional.pad(part, (0, 0, 0, 1)) for part in (x.mid, x.rad)))
 
 
 def _quantised(heads: Heads, name: str, units: Units) -> Heads:

@@ -44,6 +44,8 @@ class Heads:
     query: (B, H, L, d_k). key, value: (B, H, S, d_k), each key/value head repeated for its query heads.
     allowed: boolean (B, H, L, S), the set A of each query. bias: b, the float mask in float64, (B, H, L, S), or None.
     bare_key: k', (B, H, S, d_k), where the keys have a bias that an implementation may leave out, or None.
+    sinks: z, (H, 1, 1), where the last key is one with this score, and a value of zeros, or None. sink_in_lse:
+    whether the log-sum-exp has it too.
     cap: c, where scores are c tanh(s / c), or None. caps_bias: whether b is a part of s then, or added afterwards.
 
     >>> one = Ball.exact(torch.ones(1, 1, 1, 2))
@@ -57,6 +59,8 @@ class Heads:
     allowed: Tensor
     bias: Tensor | None = None
     bare_key: Ball | None = None
+    sinks: Tensor | None = None
+    sink_in_lse: bool = True
     cap: float | None = None
     caps_bias: bool = False
 

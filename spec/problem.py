@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -162,7 +163,15 @@ class Problem:
     def empty_rows(self, alignment: Alignment | None) -> Tensor:
         """Return the boolean (B, H, L) of the queries that may attend to no key; see `allowed` for the alignment."""
         empty = ~self.allowed(alignment).any(-1)
+        if self.options.sinks is not None:
+            empty = empty & ~self._has_sink()[:, None]
         return torch.zeros_like(empty) if self.config.extra_keys else empty
+
+    def _has_sink(self) -> Tensor:
+        """Return which heads have a sink, boolean (H,): one of -infinity is none."""
+        none = (-math.inf,) * self.config.n_heads
+        sinks = none if self.options.sinks is None else self.options.sinks
+        return torch.as_tensor(sinks, device=self.query.device).detach().isfinite()
 
 
 def _projected(x: Tensor, parts: Mapping[str, Tensor], role: str) -> Tensor:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ScaleRange = Literal["positive", "any"]
+SinkDtype = Literal["float32", "input"]
 SoftcapPlace = Literal["before_bias", "after_bias"]
 WindowForm = Literal["left_right", "left", "count", "symmetric", "count_right"]
 Alignment = Literal["top_left", "bottom_right"]
@@ -78,6 +79,8 @@ class Scores:
         negative ones too; None if there is no such argument. window: the form of an argument for a window.
     alignment: of the window where `Claims.causal` is None; otherwise it is that of the causal mask.
     softcap: scores s become c tanh(s / c), for a cap c of the call, before a float mask is added, or after it.
+    sinks: each head has a sink z: exp(z) is added to the denominator of its weights. The dtype of the tensor (H,) in
+        which they are passed: float32, or that of the inputs.
 
     Raises ValueError for an unknown word.
 
@@ -89,10 +92,12 @@ class Scores:
     window: Window | None = None
     alignment: Alignment | None = None
     softcap: SoftcapPlace | None = None
+    sinks: SinkDtype | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown word."""
-        for name, known in (("scale", ScaleRange), ("alignment", Alignment), ("softcap", SoftcapPlace)):
+        words_of = {"scale": ScaleRange, "alignment": Alignment, "softcap": SoftcapPlace, "sinks": SinkDtype}
+        for name, known in words_of.items():
             value = getattr(self, name)
             if value is not None and value not in get_args(known):
                 words = ", ".join(map(repr, get_args(known)))
@@ -111,7 +116,7 @@ class Lse:
 
     base: of the logarithm, and of the exponentials in the sum. empty: that of a query without an allowed key. layout:
         its axes; the contract's own is (B, H, L). dtype: that of the inputs, or float32, and float64 for inputs in
-        float64. gradient: it can be differentiated (clause LSE-3).
+        float64. gradient: it can be differentiated (clause LSE-3). sink: a sink of the head is a part of the sum.
 
     Raises ValueError for an unknown word.
 
@@ -124,6 +129,7 @@ class Lse:
     layout: LseLayout = "b h l"
     dtype: LseDtype = "float32"
     gradient: bool = False
+    sink: bool = True
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown word."""
@@ -165,7 +171,8 @@ class Options:
     the scores are multiplied by; None for the usual scale, which is not passed then. return_lse: whether the
     log-sum-exp is returned too; None, which is not passed, where it is not claimed. window: how many keys before and
     after its own place each query sees, None for all on that side; None for no window, which is not passed then.
-    softcap: c, of scores that become c tanh(s / c), or None, which is not passed then.
+    softcap: c, of scores that become c tanh(s / c), or None, which is not passed then. sinks: a number z for each head,
+    whose exponential is added to the denominator of its weights; None, which is not passed then, for none.
 
     >>> Options(scale=0.5).arguments
     {'mask': None, 'is_causal': False, 'need_weights': False, 'scale': 0.5}
@@ -178,6 +185,7 @@ class Options:
     return_lse: bool | None = None
     window: Bounds | None = None
     softcap: float | None = None
+    sinks: tuple[float, ...] | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -259,6 +259,10 @@ def _scores_of(heads: Heads, k: Ball, tau: float, precision: Precision) -> tuple
     error = spread @ k.size.mT + size @ k.rad.mT + width * units.flush
     u = units.store if rounding.scores_stored else units.accumulate
     s, error, slope = _capped_and_biased(heads, s, error, u, precision)
+    if heads.sinks is not None:
+        # The score of a sink is given, and may be rounded to another base.
+        s[..., -1:] = heads.sinks.masked_fill(heads.sinks.isinf(), 0.0)
+        error[..., -1:] = 3 * units.accumulate * s[..., -1:].abs()
     if rounding.softmax_in_float32:
         # E_j += 2^-24 (|s_j| + E_j)
         error = error + units_of(torch.float32).store * (s.abs() + error)
@@ -326,9 +330,11 @@ def _reach(q: Ball, k: Ball, tau: float) -> Tensor:
     return reach
 
 
-def log_sum_exp(heads: Heads, softmax: Softmax, precision: Precision) -> Ball:
-    """Return log sum_j exp(s_j) of each row, (B, H, L), in the accumulator, with its error."""
+def log_sum_exp(heads: Heads, softmax: Softmax, precision: Precision, *, with_sink: bool = True) -> Ball:
+    """Return log sum_j exp(s_j) of each row, (B, H, L), in the accumulator, with its error; with a sink, or without."""
     s, error, own = softmax.scores, softmax.score_error, precision.softmax
+    if heads.sinks is not None and not with_sink:
+        s = s.index_fill(-1, torch.tensor(s.shape[-1] - 1, device=s.device), float("-inf"))
     lse = s.logsumexp(-1)
     # Scores that are all too large, or all too small, by E_j
     moved = torch.maximum((s + error).logsumexp(-1) - lse, lse - (s - error).logsumexp(-1))

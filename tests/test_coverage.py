@@ -123,6 +123,8 @@ REJECTED_BY = {
     "ignores_scale": ("SCL-1", "float32"),
     "ignores_window": ("WIN-1", "float32"),
     "unbounded_is_zero": ("WIN-2", "float32"),
+    "ignores_sinks": ("SNK-1", "float32"),
+    "sinks_detached": ("SNK-2", "float32"),
     "ignores_softcap": ("CAP-1", "float32"),
     "softcap_without_gradient": ("CAP-2", "float32"),
     "haunted": ("STA-3", "float32"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
@@ -26,6 +27,16 @@ SHARING = {
 }
 
 
+# Sinks, from a number of each head in [-3, 3]: multiples of 1/4, which every dtype has.
+SINKS: dict[str, Callable[[float], float]] = {
+    "mixed": lambda number: number,
+    "zeros": lambda number: 0.0,
+    "high": lambda number: 20.0 + number,
+    "low": lambda number: number - 20.0,
+    "infinite": lambda number: -math.inf,
+}
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Case:
     """One example: a configuration, sizes, and how the tensors and the call are made.
@@ -46,7 +57,7 @@ class Case:
     mode: train or eval and the gradient mode of the call, see `mha.conformance.cases.modes`.
     need_weights, return_lse: whether the call asks for the weights, and for the log-sum-exp.
     scale: an explicit scale of the call, as a multiple of 1/sqrt(d_k); None for none. window: as in `Options`.
-    softcap: the cap of the call, None for none.
+    softcap: the cap of the call, None for none. sinks: a kind of sinks in `SINKS`, or "none".
     ranks: on how many ranks a sharded implementation runs; 0 for the implementation without ranks.
     projected: whether there are projections; otherwise the inputs are what they would give, as for a kernel.
     seed: of all random numbers.
@@ -86,6 +97,7 @@ class Case:
     return_lse: bool = False
     window: Bounds | None = None
     softcap: float | None = None
+    sinks: str = "none"
 
     def __repr__(self) -> str:
         given = ((field, getattr(self, field.name)) for field in fields(self))
@@ -117,7 +129,7 @@ class Case:
     def _of_scores(self) -> dict[str, Any]:
         """What the call says about the scores, and asks of them; see `Options`."""
         scale = None if self.scale is None else self.scale * self.head_dim**-0.5
-        given = {"window": self.window, "softcap": self.softcap}
+        given = {"window": self.window, "softcap": self.softcap, "sinks": make_sinks(self)}
         return given | {"scale": scale, "return_lse": self.return_lse or None}
 
     @property
@@ -161,3 +173,11 @@ class Case:
         layouts = MIXED if self.layout == "mixed" else (self.layout,) * 3
         laid_out = [lay_out(layout, x) for layout, x in zip(layouts, inputs, strict=True)]
         return tuple(laid_out[index] for index in SHARING[sharing or self.inputs])
+
+
+def make_sinks(case: Case) -> tuple[float, ...] | None:
+    """Return the sinks of a case, one for each head, or None."""
+    if case.sinks == "none":
+        return None
+    drawn = torch.randint(-12, 13, (case.n_heads,), generator=torch.Generator().manual_seed(case.seed + 1))
+    return tuple(SINKS[case.sinks](float(number) / 4) for number in drawn)

@@ -77,6 +77,7 @@ CLAIM_OF = {
     "scales": "scores.scale",
     "windows": "scores.window",
     "softcaps": "scores.softcap",
+    "sinks": "scores.sinks",
 }
 
 
@@ -97,7 +98,8 @@ class Domain:
     ranks: the numbers of ranks, as far as the profile takes them; 0 for no sharding.
     variants: "plain" and names in `mha.conformance.cases.variants`.
     scales: explicit scales, None for none; those that are not positive need their own claim. windows: bounds as in
-        `Options`, None for none. softcaps: caps, None for none. lse: whether the log-sum-exp is asked for.
+        `Options`, None for none. softcaps: caps, None for none. sinks: kinds of sinks.
+    lse: whether the log-sum-exp is asked for.
     dtypes: the only dtypes that the property is about; all if empty.
     scale: "small"; "wide", with the levels in `sizes` whatever min_... and max_... are; or "long", where S is
         the profile's `long_rows`, or a fraction of it.
@@ -122,6 +124,7 @@ class Domain:
     scales: tuple[float | None, ...] = (None,)
     windows: tuple[Bounds | None, ...] = (None,)
     softcaps: tuple[float | None, ...] = (None,)
+    sinks: tuple[str, ...] = ("none",)
     lse: tuple[bool, ...] = (False,)
     dtypes: tuple[str, ...] = ()
     scale: Literal["small", "wide", "long"] = "small"
@@ -158,6 +161,7 @@ class Domain:
             "scales": tuple(scale for scale in self.scales if takes_scale(claims, scale)),
             "windows": claimed_windows(claims, self.windows),
             "softcaps": tuple(cap for cap in self.softcaps if cap is None or claims.scores.softcap),
+            "sinks": tuple(kind for kind in self.sinks if kind == "none" or claims.scores.sinks),
             "lse": tuple(asked for asked in self.lse if claims.lse or not asked),
         }
         for name, levels in kept.items():
@@ -284,6 +288,7 @@ class Domain:
             "scale": (self.scales, (None,)),
             "window": (self.windows, (None,)),
             "softcap": (self.softcaps, (None,)),
+            "sinks": (self.sinks, ("none",)),
             "return_lse": (self.lse, (False,)),
         }
 

@@ -9,7 +9,7 @@ from itertools import combinations
 from math import prod
 from typing import Any, get_args
 
-from mha.conformance.cases.case import SHARING, Case
+from mha.conformance.cases.case import SHARING, SINKS, Case
 from mha.conformance.cases.layouts import LAYOUTS
 from mha.conformance.cases.masks import EXTENTS
 from mha.conformance.cases.modes import MODES
@@ -27,6 +27,7 @@ WORDS: dict[str, Collection[str]] = {
     "values": VALUES,
     "mode": MODES,
     "variant": ("plain", *VARIANTS),
+    "sinks": ("none", *SINKS),
     "alignment": get_args(Alignment),
     "mask_axes": ["".join(axes) for count in range(5) for axes in combinations("BHLS", count)],
 }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mha.conformance.faults.ranks import OnRank, Spmd
 from mha.implementations import from_module
-from mha.implementations.formula import Holder, allowed_by, capped, log_sum_exp, scores_of, weights_of
+from mha.implementations.formula import Holder, allowed_by, capped, log_sum_exp, scores_of, sinks_of, weights_of
 from mha.spec import (
     Claims,
     Config,
@@ -35,7 +35,7 @@ CLAIMS = Claims(
     dropout=True,
     grouped_query=True,
     kv_widths=True,
-    scores=Scores(scale="any", window=Window("left_right"), softcap="before_bias"),
+    scores=Scores(scale="any", window=Window("left_right"), softcap="before_bias", sinks="float32"),
     second_gradients=True,
     decodes="chunks",
     decodes_ragged=True,
@@ -179,11 +179,15 @@ class Complete(Holder):
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         """Return the softmax over the allowed keys (B, H, L, S); an empty row gets zeros."""
-        return weights_of(scores, allowed)
+        return weights_of(scores, allowed, sinks=self.sinks(scores))
+
+    def sinks(self, scores: Tensor) -> Tensor | None:
+        """Return the sinks of the call, (H,), as they are added to the denominators."""
+        return sinks_of(self.options, scores)
 
     def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
         """Return the log-sum-exp of each row, (B, H, L), in float32 at least."""
-        return log_sum_exp(scores.to(torch.promote_types(scores.dtype, torch.float32)), allowed)
+        return log_sum_exp(scores.to(torch.promote_types(scores.dtype, torch.float32)), allowed, self.sinks(scores))
 
     def drop(self, weights: Tensor) -> Tensor:
         """Apply dropout to the weights."""

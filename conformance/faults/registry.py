@@ -46,6 +46,7 @@ MODULES = (
     "shapes",
     "sharding",
     "sharding_in_half",
+    "sinks",
     "sizes",
     "softmax",
     "state",

@@ -9,7 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.implementations.formula import Holder, allowed_by, capped, log_sum_exp, scores_of, softmax, weights_of
+from mha.implementations.formula import (
+    Holder,
+    allowed_by,
+    capped,
+    log_sum_exp,
+    scores_of,
+    sinks_of,
+    softmax,
+    weights_of,
+)
 from mha.spec import Claims, Config, Lse, Options, Output, Weights, causal_mask
 from mha.spec.claims import DROPS_OUTPUT, Alignment
 from mha.spec.dtypes import computable
@@ -112,10 +121,17 @@ class TextbookAttention(Holder):
             return capped(scores + bias, cap), torch.zeros_like(bias)
         return capped(scores, cap), bias
 
+    def sinks(self, scores: Tensor) -> Tensor | None:
+        """Return the sinks of the call, (H,), as they are added to the denominators."""
+        return sinks_of(self.options, scores)
+
     def weigh(self, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
         """Return the weights (B, H, L, S), with empty rows as the claims have them."""
-        weights = weights_of(scores + bias, allowed, self.softmax)
+        sinks = self.sinks(scores)
+        weights = weights_of(scores + bias, allowed, self.softmax, sinks)
         empty = ~allowed.any(-1, keepdim=True)
+        if sinks is not None:
+            empty = empty & (sinks == -math.inf).view(-1, 1, 1)
         if self.claims.empty_row == "uniform":
             return torch.where(empty, 1 / max(scores.shape[-1], 1), weights)
         return weights.masked_fill(empty, math.nan) if self.claims.empty_row == "nan" else weights
@@ -123,7 +139,7 @@ class TextbookAttention(Holder):
     def log_sum_exp(self, scores: Tensor, allowed: Tensor, query: Tensor) -> Tensor:
         """Return the log-sum-exp of each row, (B, H, L), as the claims have it."""
         declared = self.claims.lse or Lse()
-        lse = log_sum_exp(scores, allowed) / declared.log_base
+        lse = log_sum_exp(scores, allowed, self.sinks(scores) if declared.sink else None) / declared.log_base
         lse = lse.masked_fill(~allowed.any(-1), math.inf) if declared.empty == "+inf" else lse
         return lse.to(declared.dtypes_for(query.dtype)[-1])
 

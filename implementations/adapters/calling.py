@@ -192,7 +192,7 @@ class CallByName:
         arguments.update(masks)  # not |=, which Dynamo of torch 2.6 cannot trace
         arguments.update(self._flags(options.change(is_causal=is_causal)))
         arguments.update({name: self._neutral(name, query, sizes) for name in self.signature.others})
-        arguments.update(self._of_scores(options))
+        arguments.update(self._of_scores(options, query))
         returned = target(*inputs, **arguments)
         if options.mask is not None and versions_of(masks.values()) != versions:
             increment_version(options.mask)  # what was changed in place may be its translation
@@ -212,13 +212,16 @@ class CallByName:
             flags[names.average] = False
         return flags
 
-    def _of_scores(self, options: Options) -> dict[str, Any]:
+    def _of_scores(self, options: Options, query: Tensor) -> dict[str, Any]:
         """Return what is said about the scores, by the function's own names."""
         arguments = {}
         for option, value in options.of_scores.items():
             if option == "window":
                 arguments.update(self._window(value))
                 continue
+            if option == "sinks":
+                dtype = query.dtype if self.claims.scores.sinks == "input" else torch.float32
+                value = torch.as_tensor(value, dtype=dtype, device=query.device)
             name = getattr(self.signature, option)
             if name:
                 arguments[name] = value

@@ -59,6 +59,7 @@ SOFTCAP_NAMES = (
     "attn_logits_soft_cap",
     "attn_logit_softcapping",
 )
+SINK_NAMES = ("sinks", "s_aux", "sink", "learnable_sink", "attention_sinks", "head_sink")
 OPTION_NAMES = {
     "mask": (
         *("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", "masks"),
@@ -72,6 +73,7 @@ OPTION_NAMES = {
     "average": ("average_attn_weights", "average_weights"),
     "scale": SCALE_NAMES,
     "softcap": SOFTCAP_NAMES,
+    "sinks": SINK_NAMES,
     "return_lse": ("return_lse", "return_softmax_lse", "return_logsumexp", "return_residual", "return_attn_probs"),
 }
 # Of a mask of keys, beside another one; the last two only if no other name of padding is there.

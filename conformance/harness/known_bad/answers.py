@@ -25,6 +25,8 @@ from mha.conformance.harness.known_bad.defect import Defect
 from mha.conformance.harness.known_bad.lopsided import Lopsided, SlightlyLopsided
 from mha.conformance.harness.known_bad.options import (
     SCALE_IGNORED,
+    SINKS_DETACHED,
+    SINKS_IGNORED,
     SOFTCAP_IGNORED,
     STRAIGHT_THROUGH,
     UNBOUNDED_IS_ZERO,
@@ -197,6 +199,8 @@ ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "ignores_scale": SCALE_IGNORED.attention,
     "ignores_window": WINDOW_IGNORED.attention,
     "unbounded_is_zero": UNBOUNDED_IS_ZERO.attention,
+    "ignores_sinks": SINKS_IGNORED.attention,
+    "sinks_detached": SINKS_DETACHED.attention,
     "ignores_softcap": SOFTCAP_IGNORED.attention,
     "softcap_without_gradient": STRAIGHT_THROUGH.attention,
     "one_weight": OneWeight,

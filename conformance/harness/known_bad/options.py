@@ -72,6 +72,10 @@ def _capped_before_scale(self: TextbookAttention, scores: Tensor, bias: Tensor) 
     return scale * capped(scores / scale, cap), bias
 
 
+def _detached(given: Tensor | None) -> Tensor | None:
+    return None if given is None else given.detach()
+
+
 def _straight_through(self: TextbookAttention, scores: Tensor, bias: Tensor) -> Pair:
     """Cap without a factor in the gradient."""
     capped_scores, bias = TextbookAttention.cap(self, scores, bias)
@@ -93,11 +97,20 @@ SOFTCAP_IGNORED = defect("softcap_ignored", "the softcap has no effect", cap=_un
 STRAIGHT_THROUGH = defect("straight_through", "the gradient lacks the factor of the softcap", cap=_straight_through)
 
 
+SINKS_DETACHED = defect(
+    "sinks_detached",
+    "the sinks have no gradient",
+    sinks=lambda self, scores: _detached(TextbookAttention.sinks(self, scores)),
+)
+SINKS_IGNORED = defect("sinks_ignored", "the sinks have no effect", sinks=lambda self, scores: None)
+
+
 def ignored_options() -> Iterator[Defect]:
     """Yield what a call says and what has no effect."""
     yield SCALE_IGNORED
     yield WINDOW_IGNORED
     yield SOFTCAP_IGNORED
+    yield SINKS_IGNORED
 
 
 def windows() -> Iterator[Defect]:
@@ -119,3 +132,26 @@ def caps() -> Iterator[Defect]:
     text = "the softcap acts on the other side of the float mask: on its sum with the scores, or without it"
     yield defect("capped_elsewhere", text, cap=_capped_elsewhere)
     yield defect("capped_before_scale", "the softcap acts before the scale", cap=_capped_before_scale)
+
+
+def sinks() -> Iterator[Defect]:
+    """Yield sinks of other heads, and those that are added elsewhere."""
+    text = "the sink of the first head is that of every head"
+    yield defect("first_sink", text, sinks=_changed_sinks(lambda sinks: sinks[:1].expand_as(sinks)))
+    text = "the sinks are added to the denominators as they are, and not their exponentials"
+    yield defect("sink_as_number", text, sinks=_changed_sinks(lambda sinks: sinks.clamp(min=0).log()))
+    text = "the sinks are divided by sqrt(d_k), as scores are"
+    yield defect("scaled_sinks", text, sinks=_scaled_sinks)
+
+
+def _changed_sinks(change: Callable[[Tensor], Tensor]) -> Callable[[TextbookAttention, Tensor], Tensor | None]:
+    def changed(self: TextbookAttention, scores: Tensor) -> Tensor | None:
+        given = TextbookAttention.sinks(self, scores)
+        return None if given is None else change(given)
+
+    return changed
+
+
+def _scaled_sinks(self: TextbookAttention, scores: Tensor) -> Tensor | None:
+    given = TextbookAttention.sinks(self, scores)
+    return None if given is None else given * self.scale()

@@ -1,0 +1,142 @@
+"""Faults that SNK must catch: sinks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mha.conformance.faults.base import CLAIMS, Complete
+from mha.conformance.faults.families import hooked
+from mha.conformance.faults.fault import fault
+from mha.spec import Lse
+
+TAKES_PART = "a_sink_takes_part_in_the_denominator_only"
+WITH_LSE = replace(CLAIMS, extras=(), lse=Lse(gradient=True))
+
+
+@fault("SNK-1", caught_by=TAKES_PART, source="https://github.com/NVIDIA/TransformerEngine/issues/2541")
+@fault("EFF-1", caught_by="a_sink_has_an_effect")
+class SinksIgnored(Complete):
+    """Sinks have no effect."""
+
+    def sinks(self, scores: Tensor) -> Tensor | None:
+        return None
+
+
+@fault("SNK-1", caught_by=TAKES_PART, trigger="several heads")
+class SinkOfTheFirstHead(Complete):
+    """The sink of the first head is that of every head."""
+
+    def sinks(self, scores: Tensor) -> Tensor | None:
+        given = super().sinks(scores)
+        return None if given is None else given[:1].expand_as(given)
+
+
+@fault("SNK-1", caught_by="a_sink_goes_with_other_options", trigger="grouped heads")
+class SinkOfTheKeyHead(Complete):
+    """The query heads that share a key have the sink of the first of them."""
+
+    def sinks(self, scores: Tensor) -> Tensor | None:
+        given, shared = super().sinks(scores), self.config.n_heads // self.config.kv_heads
+        return None if given is None else given[::shared].repeat_interleave(shared)
+
+
+@fault("SNK-1", caught_by=TAKES_PART, trigger="sinks above the scores")
+class MaximumWithoutTheSink(Complete):
+    """The maximum that is subtracted is that of the scores, so that a high sink is cut off."""
+
+    def sinks(self, scores: Tensor) -> Tensor | None:
+        given = super().sinks(scores)
+        return None if given is None else given.clamp(max=4.0)
+
+
+@fault("SNK-1", caught_by=TAKES_PART, trigger="a query without a key")
+class KeylessRowsSeeAll(Complete):
+    """A query without a key attends to all keys, beside the sink."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        keyless = ~allowed.any(-1, keepdim=True) & (self.options.sinks is not None)
+        return super().weigh(scores, allowed | keyless)
+
+
+@fault("SNK-1", caught_by=TAKES_PART, trigger="sinks")
+class SinkScaled(Complete):
+    """The sink is multiplied by the scale of the scores."""
+
+    def sinks(self, scores: Tensor) -> Tensor | None:
+        given = super().sinks(scores)
+        return None if given is None else given / math.sqrt(self.config.head_dim)
+
+
+@fault("SNK-1", caught_by=TAKES_PART, trigger="S > tile, with sinks")
+class SinkInEveryTile(Complete):
+    """Each tile of 16 keys adds the sink once more."""
+
+    def sinks(self, scores: Tensor) -> Tensor | None:
+        given = super().sinks(scores)
+        tiles = max(1, -(-scores.shape[-1] // 16))
+        return None if given is None else given + math.log(tiles)
+
+
+@fault("SNK-1", caught_by="a_sink_goes_with_other_options", trigger="sinks and a window")
+class SinkForgottenBesideWindow(Complete):
+    """With a window, sinks are ignored."""
+
+    def sinks(self, scores: Tensor) -> Tensor | None:
+        return super().sinks(scores) if self.options.window is None else None
+
+
+@fault("SNK-1", caught_by="a_sink_of_minus_infinity_is_none", trigger="sinks of -infinity")
+class InfiniteSinkIsZero(Complete):
+    """A sink of -infinity is read as 0."""
+
+    def sinks(self, scores: Tensor) -> Tensor | None:
+        given = super().sinks(scores)
+        return None if given is None else given.masked_fill(given == -math.inf, 0.0)
+
+
+@fault(
+    "SNK-2",
+    caught_by="a_sink_has_its_gradient",
+    script_shows=False,
+    source="https://github.com/Dao-AILab/flash-attention/issues/1973",
+)
+class SinkWithoutGradient(Complete):
+    """The gradient of the sinks is zero."""
+
+    def sinks(self, scores: Tensor) -> Tensor | None:
+        given = super().sinks(scores)
+        return None if given is None else given.detach()
+
+
+@fault("SNK-2", caught_by="a_sink_has_its_gradient", script_shows=False, trigger="sinks, backwards")
+class SinkGradientOfOneItem(Complete):
+    """The gradient of the sinks is the mean over the items, and not their sum."""
+
+    def sinks(self, scores: Tensor) -> Tensor | None:
+        given, items = super().sinks(scores), max(1, scores.shape[0])
+        return None if given is None else hooked(given * 1.0, lambda gradient: gradient / items)
+
+
+@fault("SNK-2", caught_by="gradients_have_the_sink", trigger="sinks, backwards")
+class NoSinkBackwards(Complete):
+    """The gradients of the scores are those of weights whose sum is 1."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        weights = super().weigh(scores, allowed)
+        if self.options.sinks is None:
+            return weights
+        share = weights.sum(-1, keepdim=True).detach()
+        plain = torch.where(share > 0, weights / weights.sum(-1, keepdim=True).clamp(min=1e-30), 0.0)
+        return plain * share
+
+
+@fault("LSE-1", claims=WITH_LSE, caught_by="the_log_sum_exp_has_the_sink_or_not", trigger="sinks")
+class LseWithoutTheSink(Complete):
+    """The log-sum-exp lacks the sink, although it is declared to have it."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return scores.masked_fill(~allowed, -math.inf).logsumexp(-1)
