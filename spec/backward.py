@@ -137,19 +137,12 @@ def gradients(
         # That of the natural log-sum-exp
         d_lse = upstream_lse.double() / (claims.lse or Lse()).log_base
         core = replace(core, d_lse=d_lse.unsqueeze(-1))
-    d_scores = _score_gradients_in_blocks(core, precision)
-    of_mask = d_scores
+    d_scores = of_sum = _score_gradients_in_blocks(core, precision)
     if expected.slope is not None:
         # dS = dS' (1 - tanh^2), of the scores before the cap; rad += 2 u |dS|
         d_scores = _times(d_scores, expected.slope, 2 * units.accumulate + 2 * units.store)
-        of_mask = d_scores if claims.scores.softcap == "after_bias" else of_mask
-    if problem.mask is not None and problem.mask.is_floating_point():
-        keys = slice(problem.shape[3])
-        found["mask"] = _mask_gradient(of_mask[..., keys], problem.mask, core.allowed[..., keys], units)
-    if expected.of_sinks is not None:
-        like = torch.zeros(config.n_heads, 1, 1, dtype=problem.query.dtype, device=problem.query.device)
-        of_sinks = _mask_gradient(of_mask[..., -1:], like, core.allowed[..., -1:], units)
-        found["sinks"] = Ball(of_sinks.mid.flatten(), of_sinks.rad.flatten())
+    of_bias = d_scores if claims.scores.softcap == "after_bias" else of_sum
+    found |= _added_gradients(problem, of_bias, of_sum, core.allowed, units)
     for name, part in _head_gradients(problem, expected, core, d_scores, tau, precision).items():
         found |= _projection_gradients(problem, name, part, core.allowed, precision)
     names = (*INPUTS, *(name for name, _ in given.named()), "mask", "sinks")
@@ -246,6 +239,21 @@ def _score_gradients(core: _Core, precision: Precision) -> Ball:
         row_sum = (3 * gamma + SOFTMAX_STEPS * u) * (p_size * size).sum(-1, keepdim=True)
         rad = rad + row_sum * (p_size >= (p - core.weights.rad).amax(-1, keepdim=True))
     return Ball(p * difference, rad.masked_fill(~core.allowed, 0.0))
+
+
+def _added_gradients(problem: Problem, of_bias: Ball, of_sum: Ball, allowed: Tensor, units: Units) -> dict[str, Ball]:
+    """Return the gradients of a float mask and of the sinks, which are added to scores, by name.
+
+    of_bias: the gradient of the sum of scores and mask, (B, H, L, S). of_sum: that of what the softmax gets.
+    """
+    found, keys = dict[str, Ball](), slice(problem.shape[3])
+    if problem.mask is not None and problem.mask.is_floating_point():
+        found["mask"] = _mask_gradient(of_bias[..., keys], problem.mask, allowed[..., keys], units)
+    if problem.options.sinks is not None:
+        like = problem.query.new_zeros(problem.config.n_heads, 1, 1)
+        of_sinks = _mask_gradient(of_sum[..., -1:], like, allowed[..., -1:], units)
+        found["sinks"] = Ball(of_sinks.mid.flatten(), of_sinks.rad.flatten())
+    return found
 
 
 def _times(one: Ball, other: Ball, relative: float) -> Ball:

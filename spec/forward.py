@@ -177,7 +177,7 @@ def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads
 
 def _with_sinks(problem: Problem, heads: Heads) -> Heads:
     """Append a key with the score of the sink of its head, and a value of zeros; one of -infinity is not allowed."""
-    sinks = torch.tensor(problem.options.sinks, dtype=torch.float64, device=problem.query.device)
+    sinks = torch.as_tensor(problem.options.sinks, dtype=torch.float64, device=problem.query.device).detach()
     key, value = (_with_zeros(x) for x in (heads.key, heads.value))
     allowed = torch.nn.functional.pad(heads.allowed, (0, 1))
     allowed[..., -1] = sinks.isfinite().view(-1, 1)

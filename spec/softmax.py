@@ -59,14 +59,13 @@ class Softmax:
 
 def softmax_of(heads: Heads, tau: float, precision: Precision) -> Softmax:
     """Return p = softmax(s) over A, with all that bounds its error."""
-    units, own, rounding, forbidden = precision.units, precision.softmax, precision.rounding, heads.forbidden
+    own, rounding, forbidden = precision.softmax, precision.rounding, heads.forbidden
     s, score_error, max_score, slope = _scores(heads, tau, precision)
     # log p_j = s_j - m - log sum_l exp(s_l - m)
     log_p = torch.log_softmax(s, -1).masked_fill(forbidden, float("-inf"))
     # The gap as computed: m - s_j + E_j + max_l E_l
     gap = (row_max(s).unsqueeze(-1) - s) + score_error + row_max(score_error).unsqueeze(-1)
-    rescales = rescales_of(s, rounding)
-    exponentials = rounding.exponentials + rescales
+    exponentials = rounding.exponentials + (rescales := rescales_of(s, rounding))
     w_own = _own_error(gap, exponentials, precision)
     # w_j = E_j + w_own_j;  p^+_j = p_j exp(w_j), p^-_j = p_j exp(-w_j)
     w = (score_error + w_own).masked_fill(forbidden, 0.0)
@@ -82,8 +81,8 @@ def softmax_of(heads: Heads, tau: float, precision: Precision) -> Softmax:
     spread, moved = torch.maximum(upper / least - p, p - lower / most), None
     if w.numel() and float(w.max()) > LARGE_ERROR:
         apart, moved = _moved(log_p, w, w_own, (1 + heads.counts) * eta)
-        spread = torch.minimum(spread.nan_to_num(nan=1.0), apart)
-        spread, moved = (x.masked_fill(forbidden, 0.0) for x in (spread, moved))
+        spread = torch.minimum(spread.nan_to_num(nan=1.0), apart).masked_fill(forbidden, 0.0)
+        moved = moved.masked_fill(forbidden, 0.0)
     gamma, products = _of_sums(heads, p + spread, gap, rescales, max_score, precision)
     return Softmax(
         scores=s,
@@ -98,7 +97,7 @@ def softmax_of(heads: Heads, tau: float, precision: Precision) -> Softmax:
         spread=spread,
         moved=moved,
         lost=lost,
-        underflow=(units.subnormal + own.flush) * heads.allowed.double(),
+        underflow=(precision.units.subnormal + own.flush) * heads.allowed.double(),
         gamma=gamma,
         products=products,
         cast=own.store if rounding.weights_stored else own.accumulate,

@@ -147,6 +147,9 @@ def test_window_is_found_and_conforms(kernel: Callable[..., Tensor]) -> None:
 def test_window_of_another_edge_fails_as_declared() -> None:
     claims = Claims(masks=(), causal="bottom_right", scores=Scores(window=Window("left_right")))
     declared = from_kernel(exclusive, mask=None, claims=claims)
+    inference = infer_kernel(exclusive)
+    assert inference.implementation.claims.scores == claims.scores
+    assert "assumed by its name" in " ".join(inference.report().split())
     (verdict,) = check(declared, "quick", clauses=["WIN-1"], dtypes="float32").verdicts
     assert verdict.status == "fail"
     assert "the window has one key too few" in (verdict.diagnosis or "")

@@ -157,17 +157,23 @@ class Domain:
             "bias": self._biases(claims),
             "need_weights": self.need_weights if claims.returns_weights else tuple({False} & set(self.need_weights)),
             "ranks": self._ranks(claims),
-            "variants": tuple(name for name in self.variants if takes_variant(claims, name)),
-            "scales": tuple(scale for scale in self.scales if takes_scale(claims, scale)),
-            "windows": claimed_windows(claims, self.windows),
-            "softcaps": tuple(cap for cap in self.softcaps if cap is None or claims.scores.softcap),
-            "sinks": tuple(kind for kind in self.sinks if kind == "none" or claims.scores.sinks),
-            "lse": tuple(asked for asked in self.lse if claims.lse or not asked),
+            **self._of_options(claims),
         }
         for name, levels in kept.items():
             if not levels:
                 return NeedsClaim.of(self._claim_of(name))
         return replace(self, **kept)
+
+    def _of_options(self, claims: Claims) -> dict[str, Any]:
+        """Return the claimed variants, and of what a call may say about the scores."""
+        return {
+            "variants": tuple(name for name in self.variants if takes_variant(claims, name)),
+            "scales": tuple(scale for scale in self.scales if takes_scale(claims, scale)),
+            "windows": claimed_windows(claims, self.windows),
+            "softcaps": self.softcaps if claims.scores.softcap else tuple({None} & {*self.softcaps}),
+            "sinks": self.sinks if claims.scores.sinks else tuple({"none"} & {*self.sinks}),
+            "lse": self.lse if claims.lse else tuple({False} & {*self.lse}),
+        }
 
     def _claim_of(self, name: str) -> str:
         """Return the claim that the levels of a field need."""

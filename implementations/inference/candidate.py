@@ -52,7 +52,8 @@ class Candidate:
     flag_fault: what is wrong with its causal flag, if that does not do what it says. idle_flag: a flag of the
     constructor that has no effect, and is not judged. left_out: a value of such a flag that is not judged, so that
     masks are. flag_left_out: whether calls leave the causal flag out, so that the constructor decides.
-    idle_options: what a call may say about the scores, and has no effect.
+    idle_options: what a call may say about the scores, and has no effect. assumed_options: what has another effect than
+    each reading that is known, so that it is read as its name says.
     """
 
     constructor: Callable[..., nn.Module]
@@ -96,6 +97,7 @@ class Candidate:
     flag_fault: str = ""
     idle_flag: str = ""
     idle_options: tuple[str, ...] = ()
+    assumed_options: tuple[str, ...] = ()
     left_out: str = ""
     flag_left_out: bool = False
 

@@ -16,9 +16,9 @@ from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING, PAI
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
 from mha.implementations.inference.projections import not_loaded, order_against_name
+from mha.implementations.inference.score_rows import score_rows
 from mha.implementations.inference.unused import unused_options
-from mha.implementations.inference.windows import window_text
-from mha.spec import Rounding, Scores
+from mha.spec import Rounding
 from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims
 
 WIDTH = 110
@@ -99,7 +99,7 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
     rows = _formulas(candidate) + _masks(candidate)
     rows.append(Row("causal", f"{_causal(candidate)}{_idle(candidate)}", _evidence_of_causal(candidate)))
     rows.append(Row("weights", _weights(candidate), "tested"))
-    rows += _of_scores(candidate)
+    rows += [Row(*row) for row in score_rows(candidate)]
     rows += _options(candidate)
     rows.append(Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"))
     if "rounding" in candidate.claims:
@@ -113,27 +113,6 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
     if unknown:
         rows.append(Row("given None", ", ".join(unknown), "of no known meaning"))
     return rows
-
-
-def _of_scores(candidate: Candidate) -> list[Row]:
-    """Return the rows about what a call may say about the scores."""
-    rows, scores = [], candidate.claims.get("scores", Scores())
-    if scores.scale:
-        kind = {"any": "any number", "positive": "positive numbers"}[scores.scale]
-        rows.append(Row("scale", f"{candidate.signature.scale} multiplies the scores; {kind}", "tested"))
-    if scores.softcap:
-        rows.append(Row("softcap", _softcap(candidate, scores.softcap), "tested"))
-    if scores.window:
-        rows.append(Row("window", window_text(candidate, scores.window), "tested"))
-    return rows
-
-
-def _softcap(candidate: Candidate, place: str) -> str:
-    """Return where the cap acts."""
-    if "softcap" in candidate.idle_options:
-        return f"{candidate.signature.softcap} has no effect"
-    where = "after a float mask is added" if place == "after_bias" else "before any mask"
-    return f"{candidate.signature.softcap}: scores s become c tanh(s / c), {where}"
 
 
 def _formulas(candidate: Candidate) -> list[Row]:

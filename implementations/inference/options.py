@@ -17,6 +17,7 @@ from mha.implementations.inference.nearest import agree
 from mha.implementations.inference.probes import CONFIG, SCALES, Probe, heads_of, is_close, tolerance_of
 from mha.implementations.inference.products import find_products
 from mha.implementations.inference.projections import Unclear, Undeclarable
+from mha.implementations.inference.sinks import find_sinks
 from mha.implementations.inference.softcap import find_softcap
 from mha.implementations.inference.windows import find_window
 from mha.implementations.pristine import as_found
@@ -56,6 +57,7 @@ def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
     _find_scale(candidate)
     find_window(candidate)
     find_softcap(candidate)
+    find_sinks(candidate)
     _find_rounding(candidate)
     find_products(candidate)
 

@@ -17,9 +17,9 @@ PLACES: tuple[SoftcapPlace, ...] = ("before_bias", "after_bias")
 
 
 def find_softcap(candidate: Candidate) -> None:
-    """Claim a cap, if a parameter has the name of one: in the place that trial runs show, or without an effect.
+    """Claim a cap, if a parameter has the name of one, in the place that trial runs show.
 
-    One without an effect is claimed, and fails then.
+    One without an effect, or with another one, is claimed as one before the mask, and fails then.
     """
     if not (candidate.explained and candidate.signature.softcap):
         return
@@ -34,6 +34,9 @@ def find_softcap(candidate: Candidate) -> None:
     elif _follows(candidate, PLACES[0], None):
         candidate.claims["scores"] = replace(claimed, softcap=PLACES[0])
         candidate.idle_options = (*candidate.idle_options, "softcap")
+    elif _takes(candidate):
+        candidate.claims["scores"] = replace(claimed, softcap=PLACES[0])
+        candidate.assumed_options = (*candidate.assumed_options, "softcap")
 
 
 def _follows(candidate: Candidate, place: SoftcapPlace, expected: float | None) -> bool:
@@ -42,6 +45,13 @@ def _follows(candidate: Candidate, place: SoftcapPlace, expected: float | None) 
     tried = replace(candidate, claims=candidate.claims | {"scores": scores})
     formula = replace(candidate.formula, softcap=expected, caps_bias=place == "after_bias")
     return all(_gives(tried, probe, formula) for probe in candidate.probes)
+
+
+def _takes(candidate: Candidate) -> bool:
+    """Return whether a call with a cap returns anything."""
+    scores = replace(candidate.claims.get("scores", Scores()), softcap=PLACES[0])
+    tried = replace(candidate, claims=candidate.claims | {"scores": scores})
+    return tried.call_plainly(candidate.probes[0].inputs, softcap=CAP) is not None
 
 
 def _gives(candidate: Candidate, probe: Probe, formula: Formula) -> bool:

@@ -36,9 +36,9 @@ TRIED: tuple[Bounds, ...] = ((2, 1), (0, 0), (1, None), (None, 1), (None, None))
 
 
 def find_window(candidate: Candidate) -> None:
-    """Claim a window, if a parameter has the name of one: in the form that trial runs show, or without an effect.
+    """Claim a window, if a parameter has the name of one, in the form that trial runs show.
 
-    One without an effect is claimed in the form that its name says, and fails then.
+    One without an effect, or with another one, is claimed in the form that its name says, and fails then.
     """
     if not (candidate.explained and candidate.signature.window):
         return
@@ -48,9 +48,13 @@ def find_window(candidate: Candidate) -> None:
             candidate.claims["scores"] = scores
             return
     ignoring = next((scores for scores in readings if _follows(candidate, scores, ignored=True)), None)
+    taken = next((scores for scores in readings if _takes(candidate, scores)), None)
     if ignoring:
         candidate.claims["scores"] = ignoring
         candidate.idle_options = (*candidate.idle_options, "window")
+    elif taken:
+        candidate.claims["scores"] = taken
+        candidate.assumed_options = (*candidate.assumed_options, "window")
 
 
 def _readings(candidate: Candidate) -> Iterator[Scores]:
@@ -74,6 +78,15 @@ def _follows(candidate: Candidate, scores: Scores, *, ignored: bool = False) -> 
     flags = _causal_flags(candidate, scores.window)
     calls = product(candidate.probes, windows, flags)
     return all(_gives(tried, probe, None if ignored else window, window, flag) for probe, window, flag in calls)
+
+
+def _takes(candidate: Candidate, scores: Scores) -> bool:
+    """Return whether calls with windows that are read in a way return anything."""
+    tried = replace(candidate, claims=candidate.claims | {"scores": scores})
+    assert scores.window is not None
+    windows = dict.fromkeys(scores.window.nearest(bounds) for bounds in TRIED)
+    inputs, is_causal = candidate.probes[0].inputs, _causal_flags(candidate, scores.window)[0]
+    return all(tried.call(inputs, is_causal=is_causal, window=window) is not None for window in windows)
 
 
 def _causal_flags(candidate: Candidate, window: Window) -> tuple[bool, ...]:

@@ -9,8 +9,8 @@ CLAUSES: tuple[Clause, ...] = (
         title="A sink takes part in the denominator only",
         statement=(
             "With a sink z of a head, its weights are exp(s_j) / (sum_l exp(s_l) + exp(z)), and the sink adds nothing "
-            "to the context. Each query head has its own, grouped heads too. A sink of -infinity is none. With a finite "
-            "one, a query without an allowed key gets a context of zeros."
+            "to the context. Each query head has its own, grouped heads too. A sink of -infinity is none. With a "
+            "finite one, a query without an allowed key gets a context of zeros."
         ),
         why=(
             "gpt-oss was trained with sinks: without them, or with those of another head, each row has the wrong mass, "
