@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,10 +12,49 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mha.implementations.adapters.kernel import from_kernel
-from mha.spec import Claims, Lse, Rounding
+from mha.spec import Claims, Lse, Rounding, Scores, Window
 from mha.spec.claims import COMPUTE_DTYPES
 
 TILE = 64
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What a call says about the scores: the scale, the cap (0 for none), and the window, whose sides may be -1."""
+
+    scale: float
+    is_causal: bool
+    cap: float
+    left: int
+    right: int
+
+    def of_tile(self, q: Tensor, k: Tensor, mask: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
+        """Return the scores (B, H, L, tile) of the keys from a place on, -infinity where a query may not attend.
+
+        Then their derivative by the products q k^T, which is the scale without a cap. mask: that of the tile.
+        """
+        wide = torch.promote_types(q.dtype, torch.float32)
+        scores = q.to(wide) @ k.to(wide).mT * self.scale
+        slope = torch.full_like(scores, self.scale)
+        if self.cap:
+            tangent = (scores / self.cap).tanh()
+            scores, slope = self.cap * tangent, slope * (1 - tangent.square())
+        hidden = self.hidden(scores, start)
+        if mask is not None:
+            hidden = hidden | ~mask
+        return scores.masked_fill(hidden, -math.inf), slope
+
+    def hidden(self, scores: Tensor, start: int) -> Tensor:
+        """Return which keys of a tile are outside of the window, or later than a query, boolean (L, tile)."""
+        queries, keys = scores.shape[-2:]
+        places = torch.arange(start, start + keys, device=scores.device)
+        distances = places - torch.arange(queries, device=scores.device).unsqueeze(1)
+        hidden = torch.zeros_like(distances, dtype=torch.bool)
+        if self.is_causal:
+            hidden = hidden | (distances > 0)
+        if self.left >= 0:
+            hidden = hidden | (distances < -self.left)
+        return hidden | (distances > self.right) if self.right >= 0 else hidden
 
 
 class TiledAttention(torch.autograd.Function):
@@ -23,15 +63,21 @@ class TiledAttention(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Tensor, ...]:
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None, scoring: Scoring
+    ) -> tuple[Tensor, ...]:
         """Return the context (B, H, L, d_v), and for each row the highest score and the sum of exponentials.
 
-        q: (B, H, L, d_k); k: (B, H, S, d_k); v: (B, H, S, d_v). The exponentials of a tile are those of differences
-        from the highest score so far; the sums before it are rescaled.
+        q: (B, H, L, d_k); k: (B, H, S, d_k); v: (B, H, S, d_v); sinks: (H,). The exponentials of a tile are those of
+        differences from the highest score so far; the sums before it are rescaled. A sink is the first score of a row.
         """
         highest = q.new_full((*q.shape[:-1], 1), -math.inf, dtype=torch.promote_types(q.dtype, torch.float32))
         total, context = torch.zeros_like(highest), highest.new_zeros(*q.shape[:-1], v.shape[-1])
-        for keys, scores in tiles(q, k, mask, is_causal):
+        if sinks is not None:
+            highest = highest.maximum(sinks.to(highest).view(-1, 1, 1))
+            total = (highest > -math.inf).to(total)
+        for keys in tiles(k):
+            scores, _ = scoring.of_tile(q, k[..., keys, :], part_of(mask, keys), keys.start)
             higher = torch.maximum(highest, scores.amax(-1, keepdim=True))
             weights = exp_difference(scores, higher)
             rescale = exp_difference(highest, higher)
@@ -43,44 +89,45 @@ class TiledAttention(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         """Keep what the backward pass needs: nothing of size L * S, except the caller's own mask."""
-        q, k, v, mask, ctx.is_causal = inputs
-        ctx.save_for_backward(q, k, v, mask, *output)
+        q, k, v, mask, sinks, ctx.scoring = inputs
+        ctx.save_for_backward(q, k, v, mask, sinks, *output)
         ctx.mark_non_differentiable(*output[1:])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of q, k and v; the weights of each tile are computed again.
+        """Return the gradients of q, k, v and the sinks; the weights of each tile are computed again.
 
         The gradient of a row of scores is weights * (dW - mean): dW is the gradient of the weights, and `mean` is their
-        mean under the weights, which is the scalar product of the context with its own gradient.
+        mean under the weights, which is the scalar product of the context with its own gradient. A sink has no value.
         """
-        q, k, v, mask, context, highest, total = ctx.saved_tensors
+        q, k, v, mask, sinks, context, highest, total = ctx.saved_tensors
         upstream, inverse = upstream.to(total), 1 / total.where(total > 0, 1)
         mean = (upstream * context).sum(-1, keepdim=True)
         grad_q, grad_k, grad_v = (torch.zeros_like(x, dtype=total.dtype) for x in (q, k, v))
-        for keys, scores in tiles(q, k, mask, ctx.is_causal):
+        for keys in tiles(k):
+            scores, slope = ctx.scoring.of_tile(q, k[..., keys, :], part_of(mask, keys), keys.start)
             weights = exp_difference(scores, highest) * inverse
-            grad_scores = weights * (upstream @ v[..., keys, :].to(weights).mT - mean) / math.sqrt(q.shape[-1])
-            grad_q += grad_scores @ k[..., keys, :].to(weights)
-            grad_k[..., keys, :] = grad_scores.mT @ q.to(weights)
+            grad_products = weights * (upstream @ v[..., keys, :].to(weights).mT - mean) * slope
+            grad_q += grad_products @ k[..., keys, :].to(weights)
+            grad_k[..., keys, :] = grad_products.mT @ q.to(weights)
             grad_v[..., keys, :] = weights.mT @ upstream
-        return grad_q.to(q), grad_k.to(k), grad_v.to(v), None, None
+        grad_sinks = None
+        if sinks is not None:
+            of_sinks = exp_difference(sinks.to(highest).view(-1, 1, 1), highest) * inverse
+            grad_sinks = -(of_sinks * mean).sum((0, 2, 3)).to(sinks)
+        return grad_q.to(q), grad_k.to(k), grad_v.to(v), None, grad_sinks, None
 
 
-def tiles(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Iterator[tuple[slice, Tensor]]:
-    """Yield each tile of keys and its scores (B, H, L, tile), -infinity where a query may not attend."""
-    wide = torch.promote_types(q.dtype, torch.float32)
+def tiles(k: Tensor) -> Iterator[slice]:
+    """Yield the places of each tile of keys."""
     for start in range(0, k.shape[-2], TILE):
-        keys = slice(start, start + TILE)
-        scores = q.to(wide) @ k[..., keys, :].to(wide).mT / math.sqrt(q.shape[-1])
-        if mask is not None:
-            part = mask[..., keys] if mask.ndim and mask.shape[-1] > 1 else mask
-            scores = scores.masked_fill(~part, -math.inf)
-        if is_causal:
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1 - start)
-            scores = scores.masked_fill(later, -math.inf)
-        yield keys, scores
+        yield slice(start, start + TILE)
+
+
+def part_of(mask: Tensor | None, keys: slice) -> Tensor | None:
+    """Return the part of a mask for a tile of keys."""
+    return mask if mask is None or not mask.ndim or mask.shape[-1] == 1 else mask[..., keys]
 
 
 def exp_difference(scores: Tensor, highest: Tensor) -> Tensor:
@@ -88,16 +135,28 @@ def exp_difference(scores: Tensor, highest: Tensor) -> Tensor:
     return (scores - highest.where(highest > -math.inf, 0)).exp()
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False, return_lse: bool = False
+def attend(  # noqa: PLR0913  what a kernel of today takes
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    window_size: tuple[int, int] = (-1, -1),
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return the context (B, H, L, d_v) of q (B, H, L, d_k), k (B, H, S, d_k) and v (B, H, S, d_v).
 
-    mask: boolean, broadcastable to (B, H, L, S), True = may attend. return_lse: whether to return the log-sum-exp of
-    each row too, (B, H, L), in float32 at least, without a gradient.
+    mask: boolean, broadcastable to (B, H, L, S), True = may attend. scale: what the scores are multiplied by, 1/sqrt(d_k)
+    if None. softcap: c, of scores that become c tanh(s / c); 0 for none. window_size: how many keys before and after its
+    own place a query sees; -1 for all. sinks: (H,), whose exponentials are added to the denominators. return_lse: whether
+    to return the log-sum-exp of each row too, (B, H, L), in float32 at least, without a gradient.
     """
-    given = (q, k, v, mask, is_causal)
-    context, highest, total = TiledAttention.apply(*given)  # type: ignore[no-untyped-call]  # of torch
+    scoring = Scoring(q.shape[-1] ** -0.5 if scale is None else scale, is_causal, softcap, *window_size)
+    context, highest, total = TiledAttention.apply(q, k, v, mask, sinks, scoring)  # type: ignore[no-untyped-call]  # of torch
     return (context, (highest + total.log()).squeeze(-1)) if return_lse else context
 
 
@@ -109,6 +168,7 @@ implementation = from_kernel(
         returns_weights=False,
         composes={"compile", "func", "autocast", "checkpoint", "deterministic"},
         memory="linear",
+        scores=Scores(scale="any", window=Window("left_right"), softcap="before_bias", sinks="float32"),
         lse=Lse(),
         value_width=True,
         dtypes=COMPUTE_DTYPES,

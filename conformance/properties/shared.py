@@ -264,10 +264,11 @@ def expect_effect(session: Session, problem: Problem, option: str) -> None:
     """Expect a result that is not the one without an option, where the two are clearly apart."""
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
     expected, without = (session.expected(each).output for each in (problem, problem.change(**{option: None})))
-    apart = (without.mid - expected.mid).abs() > CLEAR * torch.maximum(without.rad, expected.rad)
+    distance = (without.mid - expected.mid).abs()
+    apart = distance > CLEAR * torch.maximum(without.rad, expected.rad)
     assume(bool(apart.any()), "no number is changed by ten times the bound")
     output = session(problem).output
     error = (output.tensor.detach().double().cpu() - without.mid).abs()
-    if bool((error <= without.rad)[apart].all()):
+    if bool((error < distance / 2)[apart].all()):
         value = getattr(problem.options, option)
         expect_close(output, expected, because=f"the oracle's value; {option}={value!r} has no effect here")
