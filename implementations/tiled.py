@@ -150,10 +150,11 @@ def attend(  # noqa: PLR0913  what a kernel of today takes
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return the context (B, H, L, d_v) of q (B, H, L, d_k), k (B, H, S, d_k) and v (B, H, S, d_v).
 
-    mask: boolean, broadcastable to (B, H, L, S), True = may attend. scale: what the scores are multiplied by, 1/sqrt(d_k)
-    if None. softcap: c, of scores that become c tanh(s / c); 0 for none. window_size: how many keys before and after its
-    own place a query sees; -1 for all. sinks: (H,), whose exponentials are added to the denominators. return_lse: whether
-    to return the log-sum-exp of each row too, (B, H, L), in float32 at least, without a gradient.
+    mask: boolean, broadcastable to (B, H, L, S), True = may attend. scale: what the scores are multiplied by; None for
+        1/sqrt(d_k).
+    softcap: c, of scores that become c tanh(s / c); 0 for none. window_size: how many keys before and after its own
+        place a query sees; -1 for all. sinks: (H,), whose exponentials are added to the denominators.
+    return_lse: whether to return the log-sum-exp of each row too, (B, H, L), in float32 at least, without a gradient.
     """
     scoring = Scoring(q.shape[-1] ** -0.5 if scale is None else scale, is_causal, softcap, *window_size)
     context, highest, total = TiledAttention.apply(q, k, v, mask, sinks, scoring)  # type: ignore[no-untyped-call]  # of torch
