@@ -66,6 +66,31 @@ def test_sink_of_another_head_is_named() -> None:
     assert "the sink of the first head is that of every head" in verdict.diagnosis
 
 
+def with_the_sink(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, *, has_sink: bool = True
+) -> tuple[Tensor, Tensor]:
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    lse = scores.logsumexp(-1)
+    if sinks is not None and has_sink:
+        lse = torch.logaddexp(lse, sinks.to(lse).view(-1, 1))
+    return sunk(q, k, v, sinks), lse.to(torch.promote_types(q.dtype, torch.float32))
+
+
+def without_the_sink(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    return with_the_sink(q, k, v, sinks, has_sink=False)
+
+
+@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.parametrize(("kernel", "has_sink"), [(with_the_sink, True), (without_the_sink, False)])
+def test_log_sum_exp_has_the_sink_or_not(kernel: Callable[..., Any], has_sink: bool) -> None:
+    inference = infer_kernel(kernel)
+    lse = inference.implementation.claims.lse
+    assert lse is not None
+    assert lse.sink is has_sink
+    report = check(inference.implementation, "quick", clauses=["LSE-1", "SNK-1"], dtypes="float32")
+    assert report.conforms, report
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_oracle_is_what_autograd_gives(masked: bool) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -15,7 +15,8 @@ from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import trials
 from mha.implementations.inference.kernel_forms import results_of
 from mha.implementations.inference.probes import is_close
-from mha.spec import Claims, Lse, causal_mask
+from mha.implementations.inference.sinks import TRIED
+from mha.spec import Claims, Lse, Scores, causal_mask
 from mha.spec.scores import Base, EmptyLse, LseDtype, LseLayout
 
 
@@ -39,6 +40,7 @@ def find_lse(candidate: Candidate) -> None:
                 empty=_empty_lse(tried),
                 dtype=_lse_dtype(tried),
                 gradient=_is_differentiable(tried, inputs),
+                sink=_has_sink(tried, inputs, natural_lse),
             )
             return
     _note_another_result(candidate, inputs)
@@ -77,6 +79,15 @@ def _empty_lse(candidate: Candidate) -> EmptyLse:
         if rows.numel() and bool((rows == math.inf).all()):
             return "+inf"
     return "undefined" if candidate.claims.get("empty_row") == "uniform" else "-inf"
+
+
+def _has_sink(candidate: Candidate, inputs: tuple[Tensor, ...], without: Tensor) -> bool:
+    """Return whether the log-sum-exp of a call with sinks has them as terms; without: that of a call without sinks."""
+    if not candidate.claims.get("scores", Scores()).sinks:
+        return True
+    result = candidate.call_plainly(inputs, return_lse=True, sinks=TRIED)
+    lse = None if result is None else result.lse
+    return not (isinstance(lse, Tensor) and is_close(lse.to(without.dtype), without / candidate.claims["lse"].log_base))
 
 
 def _is_differentiable(candidate: Candidate, inputs: tuple[Tensor, ...]) -> bool:
