@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mha.spec import Options, Output, causal_mask, window_mask
+from mha.spec import Options, Output, alibi_bias, causal_mask, window_mask
 from mha.spec.claims import Alignment
+from mha.spec.scores import AlibiForm
 
 Normalise = Callable[[Tensor], Tensor]
 
@@ -32,10 +33,13 @@ def capped(scores: Tensor, cap: float | None) -> Tensor:
     return cap * (scores / cap).tanh() if cap else scores
 
 
-def allowed_by(options: Options, like: Tensor, alignment: Alignment = "top_left") -> tuple[Tensor, Tensor]:
+def allowed_by(
+    options: Options, like: Tensor, alignment: Alignment = "top_left", alibi: AlibiForm = "signed"
+) -> tuple[Tensor, Tensor]:
     """Return which keys each query may attend to, boolean, and what is added to its scores, both (B, H, L, S).
 
-    like: scores, or a tensor of their shape, dtype and device. alignment: of the causal mask and the window.
+    like: scores, or a tensor of their shape, dtype and device. alignment: of the causal mask, the window and ALiBi.
+    alibi: the form of the bias of slopes.
     """
     mask = options.mask
     allowed, bias = torch.ones_like(like, dtype=torch.bool), torch.zeros_like(like)
@@ -44,6 +48,8 @@ def allowed_by(options: Options, like: Tensor, alignment: Alignment = "top_left"
     elif mask is not None:
         masked = mask == -math.inf
         allowed, bias = allowed & ~masked, bias + mask.masked_fill(masked, 0.0)
+    if options.alibi is not None:
+        bias = bias + alibi_bias(options.alibi, alibi, like.shape[2], like.shape[3], alignment).to(like)
     if options.is_causal:
         allowed = allowed & causal_mask(like.shape[2], like.shape[3], alignment, like.device)
     if options.window is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "CLAUSES",
+    "Alibi",
     "Attention",
     "CacheEditor",
     "Claims",
@@ -31,6 +32,7 @@ __all__ = [
     "Sizes",
     "Weights",
     "Window",
+    "alibi_bias",
     "causal_mask",
     "gradients",
     "join_causal",
@@ -48,11 +50,11 @@ if TYPE_CHECKING:
     from mha.spec.clauses import CLAUSES, Clause, Level
     from mha.spec.config import Config
     from mha.spec.forward import Expected, oracle
-    from mha.spec.masks import MaskConvention, causal_mask, join_causal, to_convention, window_mask
+    from mha.spec.masks import MaskConvention, alibi_bias, causal_mask, join_causal, to_convention, window_mask
     from mha.spec.problem import Problem
     from mha.spec.protocols import Attention, CacheEditor, Decoder, Differentiable, Implementation, Output
     from mha.spec.rounding import Rounding
-    from mha.spec.scores import Lse, Options, Scores, Window
+    from mha.spec.scores import Alibi, Lse, Options, Scores, Window
     from mha.spec.sharding import Sharded, positions
     from mha.spec.validation import validate_call
     from mha.spec.weights import Weights
@@ -64,11 +66,11 @@ else:
         "clauses": ("CLAUSES", "Clause", "Level"),
         "config": ("Config",),
         "forward": ("Expected", "oracle"),
-        "masks": ("MaskConvention", "causal_mask", "join_causal", "to_convention", "window_mask"),
+        "masks": ("MaskConvention", "alibi_bias", "causal_mask", "join_causal", "to_convention", "window_mask"),
         "problem": ("Problem",),
         "protocols": ("Attention", "CacheEditor", "Decoder", "Differentiable", "Implementation", "Output"),
         "rounding": ("Rounding",),
-        "scores": ("Lse", "Options", "Scores", "Window"),
+        "scores": ("Alibi", "Lse", "Options", "Scores", "Window"),
         "sharding": ("Sharded", "positions"),
         "validation": ("validate_call",),
         "weights": ("Weights",),

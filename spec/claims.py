@@ -304,10 +304,9 @@ class Claims:
             "multi_query is one key head, and grouped_query any number; claim one": self.multi_query
             and self.grouped_query,
             **self._mask_contradictions(),
-            "scores has a window, which needs an alignment: Claims.causal, or Scores.alignment": bool(
-                self.scores.window
-            )
-            and self.alignment is None,
+            "scores has a window or ALiBi, which need an alignment: Claims.causal, or Scores.alignment": (
+                bool(self.scores.window or self.scores.alibi) and self.alignment is None
+            ),
             "second_gradients needs Claims.gradients, but that is False": self.second_gradients and not self.gradients,
         }
         for message, holds in contradictions.items():

@@ -158,6 +158,9 @@ def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads
     keys = project(problem.key, "k")
     if problem.mask is not None and problem.mask.is_floating_point():
         bias = problem.mask.detach().double().expand(problem.shape)
+    if problem.options.alibi is not None:
+        of_slopes = problem.alibi_bias(claims).expand(problem.shape)
+        bias = of_slopes if bias is None else bias + of_slopes
     heads = Heads(
         query=split_heads(project(problem.query, "q")[-1], config, "q"),
         key=split_heads(keys[-1], config, "k"),

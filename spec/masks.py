@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mha.spec.claims import Alignment
 from mha.spec.dtypes import computable
-from mha.spec.scores import Bounds
+from mha.spec.scores import AlibiForm, Bounds
 
 MaskConvention = Literal["keep", "drop", "additive"]
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -80,6 +80,23 @@ def window_mask(
     if left is not None:
         allowed = allowed & (distances >= -left)
     return allowed if right is None else allowed & (distances <= right)
+
+
+def alibi_bias(slopes: tuple[float, ...], form: AlibiForm, queries: int, keys: int, alignment: Alignment) -> Tensor:
+    """Return the bias (H, L, S) of slopes, one for each head, in float64; see `mha.spec.Alibi`.
+
+    queries, keys: L and S. alignment: of the query's place among the keys, as for `causal_mask`.
+
+    >>> alibi_bias((0.5,), "symmetric", 2, 3, "top_left")
+    tensor([[[-0.0000, -0.5000, -1.0000],
+             [-0.5000, -0.0000, -0.5000]]], dtype=torch.float64)
+    """
+    offset = keys - queries if alignment == "bottom_right" else 0
+    places = torch.arange(queries).unsqueeze(1) + offset
+    distances = (torch.arange(keys) - places).double()
+    if form == "symmetric":
+        distances = -distances.abs()
+    return torch.tensor(slopes, dtype=torch.float64).view(-1, 1, 1) * distances
 
 
 def join_causal(mask: Tensor | None, causal: Tensor) -> Tensor:

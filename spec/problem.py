@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mha.spec.claims import Alignment, Claims
 from mha.spec.config import Config
-from mha.spec.masks import causal_mask, window_mask
+from mha.spec.masks import alibi_bias, causal_mask, window_mask
 from mha.spec.scores import Options
 from mha.spec.weights import Weights
 
@@ -115,6 +115,15 @@ class Problem:
     def scale(self, claims: Claims) -> float:
         """Return what the scores are multiplied by: what the call says, or else the scale that is claimed."""
         return claims.scale_for(self.config.head_dim) if self.options.scale is None else self.options.scale
+
+    def alibi_bias(self, claims: Claims) -> Tensor:
+        """Return the bias of the slopes of the call, (H, L, S), in float64, in the form that is claimed."""
+        _, _, queries, keys = self.shape
+        declared, slopes = claims.scores.alibi, self.options.alibi
+        if declared is None or slopes is None:
+            raise ValueError("a bias of slopes needs slopes in the options, and the claim Scores(alibi=...)")
+        bias = alibi_bias(slopes, declared.form, queries, keys, claims.alignment or "top_left")
+        return bias.to(self.query.device)
 
     @property
     def mask(self) -> Tensor | None:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ScaleRange = Literal["positive", "any"]
+AlibiForm = Literal["signed", "symmetric"]
+AlibiOrigin = Literal["query", "any"]
 SinkDtype = Literal["float32", "input"]
 SoftcapPlace = Literal["before_bias", "after_bias"]
 WindowForm = Literal["left_right", "left", "count", "symmetric", "count_right"]
@@ -72,6 +74,30 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class Alibi:
+    """How slopes become a bias of the scores (clause ALB-1).
+
+    form: for a query at place p, "signed" is m (t - p) for key t, and "symmetric" -m |t - p|. origin: a signed bias is
+        counted from the query's own place, or from "any", which changes no weight.
+
+    Raises ValueError for an unknown word.
+
+    >>> Alibi("signed").origin
+    'query'
+    """
+
+    form: AlibiForm
+    origin: AlibiOrigin = "query"
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an unknown word."""
+        for name, known in (("form", AlibiForm), ("origin", AlibiOrigin)):
+            if getattr(self, name) not in get_args(known):
+                words = ", ".join(map(repr, get_args(known)))
+                raise ValueError(f"Alibi.{name} must be one of {words}, but is {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True, slots=True)
 class Scores:
     """What a call may say about the scores.
 
@@ -81,6 +107,7 @@ class Scores:
     softcap: scores s become c tanh(s / c), for a cap c of the call, before a float mask is added, or after it.
     sinks: each head has a sink z: exp(z) is added to the denominator of its weights. The dtype of the tensor (H,) in
         which they are passed: float32, or that of the inputs.
+    alibi: how slopes of the heads, a tensor (H,) in float32, become a bias.
 
     Raises ValueError for an unknown word.
 
@@ -93,6 +120,7 @@ class Scores:
     alignment: Alignment | None = None
     softcap: SoftcapPlace | None = None
     sinks: SinkDtype | None = None
+    alibi: Alibi | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown word."""
@@ -104,6 +132,8 @@ class Scores:
                 raise ValueError(f"Scores.{name} must be one of {words} or None, but is {value!r}")
         if not isinstance(self.window, Window | None):
             raise ValueError(f"Scores.window must be a Window, or None, but is {self.window!r}")
+        if not isinstance(self.alibi, Alibi | None):
+            raise ValueError(f"Scores.alibi must be an Alibi, or None, but is {self.alibi!r}")
 
     def takes(self, option: str) -> bool:
         """Return whether a field of `Options` may be given."""
@@ -172,7 +202,8 @@ class Options:
     log-sum-exp is returned too; None, which is not passed, where it is not claimed. window: how many keys before and
     after its own place each query sees, None for all on that side; None for no window, which is not passed then.
     softcap: c, of scores that become c tanh(s / c), or None, which is not passed then. sinks: a number z for each head,
-    whose exponential is added to the denominator of its weights; None, which is not passed then, for none.
+    whose exponential is added to the denominator of its weights; None, which is not passed then, for none. alibi: a
+    slope for each head, of a bias that grows with the distance of a key; None, which is not passed then, for none.
 
     >>> Options(scale=0.5).arguments
     {'mask': None, 'is_causal': False, 'need_weights': False, 'scale': 0.5}
@@ -186,6 +217,7 @@ class Options:
     window: Bounds | None = None
     softcap: float | None = None
     sinks: tuple[float, ...] | None = None
+    alibi: tuple[float, ...] | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:

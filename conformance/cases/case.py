@@ -36,6 +36,13 @@ SINKS: dict[str, Callable[[float], float]] = {
     "infinite": lambda number: -math.inf,
 }
 
+# Slopes, from the place of a head and a number in [-3, 3]; as they are usually made, and others.
+SLOPES: dict[str, Callable[[int, float], float]] = {
+    "falling": lambda head, number: 2.0 ** -(head + 1),
+    "equal": lambda head, number: 0.25,
+    "mixed": lambda head, number: number,
+}
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Case:
@@ -58,6 +65,7 @@ class Case:
     need_weights, return_lse: whether the call asks for the weights, and for the log-sum-exp.
     scale: an explicit scale of the call, as a multiple of 1/sqrt(d_k); None for none. window: as in `Options`.
     softcap: the cap of the call, None for none. sinks: a kind of sinks in `SINKS`, or "none".
+    slopes: a kind of slopes in `SLOPES`, or "none".
     ranks: on how many ranks a sharded implementation runs; 0 for the implementation without ranks.
     projected: whether there are projections; otherwise the inputs are what they would give, as for a kernel.
     seed: of all random numbers.
@@ -98,6 +106,7 @@ class Case:
     window: Bounds | None = None
     softcap: float | None = None
     sinks: str = "none"
+    slopes: str = "none"
 
     def __repr__(self) -> str:
         given = ((field, getattr(self, field.name)) for field in fields(self))
@@ -129,7 +138,7 @@ class Case:
     def _of_scores(self) -> dict[str, Any]:
         """What the call says about the scores, and asks of them; see `Options`."""
         scale = None if self.scale is None else self.scale * self.head_dim**-0.5
-        given = {"window": self.window, "softcap": self.softcap, "sinks": make_sinks(self)}
+        given = {"window": self.window, "softcap": self.softcap, "sinks": make_sinks(self), "alibi": make_slopes(self)}
         return given | {"scale": scale, "return_lse": self.return_lse or None}
 
     @property
@@ -179,5 +188,17 @@ def make_sinks(case: Case) -> tuple[float, ...] | None:
     """Return the sinks of a case, one for each head, or None."""
     if case.sinks == "none":
         return None
-    drawn = torch.randint(-12, 13, (case.n_heads,), generator=torch.Generator().manual_seed(case.seed + 1))
-    return tuple(SINKS[case.sinks](float(number) / 4) for number in drawn)
+    return tuple(SINKS[case.sinks](number) for number in _of_heads(case, 1))
+
+
+def make_slopes(case: Case) -> tuple[float, ...] | None:
+    """Return the slopes of a case, one for each head, or None."""
+    if case.slopes == "none":
+        return None
+    return tuple(SLOPES[case.slopes](head, number) for head, number in enumerate(_of_heads(case, 2)))
+
+
+def _of_heads(case: Case, stream: int) -> list[float]:
+    """Return a multiple of 1/4 in [-3, 3] for each head. stream: another one gives other numbers."""
+    generator = torch.Generator().manual_seed(case.seed + stream)
+    return [float(number) / 4 for number in torch.randint(-12, 13, (case.n_heads,), generator=generator)]

@@ -78,6 +78,7 @@ CLAIM_OF = {
     "windows": "scores.window",
     "softcaps": "scores.softcap",
     "sinks": "scores.sinks",
+    "slopes": "scores.alibi",
 }
 
 
@@ -99,7 +100,7 @@ class Domain:
     variants: "plain" and names in `mha.conformance.cases.variants`.
     scales: explicit scales, None for none; those that are not positive need their own claim. windows: bounds as in
         `Options`, None for none. softcaps: caps, None for none. sinks: kinds of sinks.
-    lse: whether the log-sum-exp is asked for.
+    slopes: kinds of slopes. lse: whether the log-sum-exp is asked for.
     dtypes: the only dtypes that the property is about; all if empty.
     scale: "small"; "wide", with the levels in `sizes` whatever min_... and max_... are; or "long", where S is
         the profile's `long_rows`, or a fraction of it.
@@ -125,6 +126,7 @@ class Domain:
     windows: tuple[Bounds | None, ...] = (None,)
     softcaps: tuple[float | None, ...] = (None,)
     sinks: tuple[str, ...] = ("none",)
+    slopes: tuple[str, ...] = ("none",)
     lse: tuple[bool, ...] = (False,)
     dtypes: tuple[str, ...] = ()
     scale: Literal["small", "wide", "long"] = "small"
@@ -172,6 +174,7 @@ class Domain:
             "windows": claimed_windows(claims, self.windows),
             "softcaps": self.softcaps if claims.scores.softcap else tuple({None} & {*self.softcaps}),
             "sinks": self.sinks if claims.scores.sinks else tuple({"none"} & {*self.sinks}),
+            "slopes": self.slopes if claims.scores.alibi else tuple({"none"} & {*self.slopes}),
             "lse": self.lse if claims.lse else tuple({False} & {*self.lse}),
         }
 
@@ -295,6 +298,7 @@ class Domain:
             "window": (self.windows, (None,)),
             "softcap": (self.softcaps, (None,)),
             "sinks": (self.sinks, ("none",)),
+            "slopes": (self.slopes, ("none",)),
             "return_lse": (self.lse, (False,)),
         }
 

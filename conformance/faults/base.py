@@ -14,6 +14,7 @@ from mha.conformance.faults.ranks import OnRank, Spmd
 from mha.implementations import from_module
 from mha.implementations.formula import Holder, allowed_by, capped, log_sum_exp, scores_of, sinks_of, weights_of
 from mha.spec import (
+    Alibi,
     Claims,
     Config,
     Implementation,
@@ -35,7 +36,9 @@ CLAIMS = Claims(
     dropout=True,
     grouped_query=True,
     kv_widths=True,
-    scores=Scores(scale="any", window=Window("left_right"), softcap="before_bias", sinks="float32"),
+    scores=Scores(
+        scale="any", window=Window("left_right"), softcap="before_bias", sinks="float32", alibi=Alibi("signed")
+    ),
     second_gradients=True,
     decodes="chunks",
     decodes_ragged=True,

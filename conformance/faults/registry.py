@@ -24,6 +24,7 @@ __all__ = [
 # Every module that declares faults.
 MODULES = (
     "accuracy",
+    "alibi",
     "caches",
     "caps",
     "causal",

@@ -112,7 +112,8 @@ class TextbookAttention(Holder):
         mask = options.mask
         if mask is not None and mask.dtype != scores.dtype:
             mask = _fit_mask(mask.bool(), scores)
-        return allowed_by(options.change(mask=mask), scores, self.alignment)
+        declared = self.claims.scores.alibi
+        return allowed_by(options.change(mask=mask), scores, self.alignment, declared.form if declared else "signed")
 
     def cap(self, scores: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores with the cap of the call, and what is still added to them."""

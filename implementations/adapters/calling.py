@@ -219,8 +219,9 @@ class CallByName:
             if option == "window":
                 arguments.update(self._window(value))
                 continue
-            if option == "sinks":
-                dtype = query.dtype if self.claims.scores.sinks == "input" else torch.float32
+            if option in ("sinks", "alibi"):
+                in_dtype = option == "sinks" and self.claims.scores.sinks == "input"
+                dtype = query.dtype if in_dtype else torch.float32
                 value = torch.as_tensor(value, dtype=dtype, device=query.device)
             name = getattr(self.signature, option)
             if name:

@@ -74,6 +74,7 @@ OPTION_NAMES = {
     "scale": SCALE_NAMES,
     "softcap": SOFTCAP_NAMES,
     "sinks": SINK_NAMES,
+    "alibi": ("alibi_slopes", "alibi"),
     "return_lse": ("return_lse", "return_softmax_lse", "return_logsumexp", "return_residual", "return_attn_probs"),
 }
 # Of a mask of keys, beside another one; the last two only if no other name of padding is there.

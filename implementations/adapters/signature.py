@@ -37,8 +37,8 @@ class Signature:
     one_input: whether it can be called with a single input, as self-attention is.
     memory: its name for one input that is both key and value; the query then comes first.
     query: its name for the query, if the memory comes first.
-    mask, padding, is_causal, need_weights, average, scale, return_lse, softcap, sinks: its names for these options;
-        None for one that it does not have.
+    mask, padding, is_causal, need_weights, average, scale, return_lse, softcap, sinks, alibi: its names for these
+        options; None for one that it does not have.
     window: those for a window, one or two; empty if it has none.
     required: those of its options, and its memory, that have no default.
     others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which are given None.
@@ -59,6 +59,7 @@ class Signature:
     return_lse: str | None
     softcap: str | None
     sinks: str | None
+    alibi: str | None
     window: tuple[str, ...]
     required: frozenset[str]
     others: tuple[str, ...] = ()
@@ -119,6 +120,7 @@ def signature_of(
         return_lse=option_name("return_lse", parameters),
         softcap=option_name("softcap", parameters),
         sinks=option_name("sinks", parameters),
+        alibi=option_name("alibi", parameters),
         window=window_names(parameters),
         required=frozenset(name for name, p in parameters.items() if p.default is p.empty),
         others=tuple(name for name in others if name != query),

@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from mha.implementations.adapters.loading import ParameterPath
-from mha.spec import Lse, Rounding, Scores, Sizes, Window
+from mha.spec import Alibi, Lse, Rounding, Scores, Sizes, Window
 
 
 def declaration_of(
@@ -25,7 +25,8 @@ def declaration_of(
         lines.append(f"    claims=Claims({arguments}),")
         known = (("Lse", "lse"), ("Rounding", "rounding"), ("Scores", "scores"), ("Sizes", "sizes"))
         parts = [name for name, claim in known if claim in claims]
-        parts += ["Window"] if claims.get("scores", Scores()).window else []
+        scores = claims.get("scores", Scores())
+        parts += [name for name, part in (("Window", scores.window), ("Alibi", scores.alibi)) if part]
         imports.append(f"from mha.spec import {', '.join(['Claims', *parts])}")
     return "\n".join([*imports, "", f"implementation = {adapter}(\n    {label},", *lines, ")"])
 
@@ -39,7 +40,7 @@ def declaration_advice(label: str, parameters: Mapping[str, ParameterPath]) -> s
     )
 
 
-def _record(value: Lse | Rounding | Scores | Sizes | Window) -> str:
+def _record(value: Alibi | Lse | Rounding | Scores | Sizes | Window) -> str:
     """Return the code of a record: the fields that differ from their defaults, and those that have none."""
     given = {field.name: getattr(value, field.name) for field in fields(value)}
     defaults = {field.name: _default(field) for field in fields(value)}
@@ -64,7 +65,7 @@ def _literal(value: Any) -> str:
         return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
     if isinstance(value, tuple):
         return f"({', '.join(map(_literal, value))})" if value else "()"
-    if isinstance(value, Lse | Rounding | Scores | Sizes | Window):
+    if isinstance(value, Alibi | Lse | Rounding | Scores | Sizes | Window):
         return _record(value)
     if isinstance(value, str):
         return f'"{value}"'

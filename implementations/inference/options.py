@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mha.implementations.inference.alibi import find_alibi
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import policy_of
 from mha.implementations.inference.nearest import agree
@@ -58,6 +59,7 @@ def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
     find_window(candidate)
     find_softcap(candidate)
     find_sinks(candidate)
+    find_alibi(candidate)
     _find_rounding(candidate)
     find_products(candidate)
 

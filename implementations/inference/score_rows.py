@@ -10,6 +10,7 @@ from mha.spec import Scores
 
 SCALES = {"any": "any number", "positive": "positive numbers"}
 PLACES = {"before_bias": "before any mask", "after_bias": "after a float mask is added"}
+FORMS = {"signed": "m (t - p)", "symmetric": "-m |t - p|"}
 SINKS = {"float32": "in float32", "input": "in the dtype of the inputs"}
 
 
@@ -33,6 +34,10 @@ def _found(candidate: Candidate) -> Iterator[tuple[str, str]]:
     if scores.sinks:
         found = f": a number of each head, in its denominators, {SINKS[scores.sinks]}"
         yield "sinks", f"{names.sinks}{_unless_idle(candidate, 'sinks', found)}"
+    if scores.alibi:
+        aligned = f", aligned {scores.alignment.replace('_', '-')}" if scores.alignment else ""
+        found = f": slopes m of each head add {FORMS[scores.alibi.form]}{aligned}"
+        yield "alibi", f"{names.alibi}{_unless_idle(candidate, 'alibi', found)}"
 
 
 def _unless_idle(candidate: Candidate, option: str, found: str) -> str:

@@ -44,7 +44,7 @@ def _used_options(candidate: Candidate) -> set[str | None]:
     scores = candidate.claims.get("scores", Scores())
     if scores.scale:
         used.add(signature.scale)
-    used |= {getattr(signature, name) for name in ("softcap", "sinks") if getattr(scores, name)}
+    used |= {getattr(signature, name) for name in ("softcap", "sinks", "alibi") if getattr(scores, name)}
     if scores.window:
         used |= {*signature.window}
     if "lse" in candidate.claims:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from mha.spec.clauses import (
     accuracy,
+    alibi,
     caps,
     causal,
     composition,
@@ -69,6 +70,7 @@ CLAUSES: Mapping[str, Clause] = _by_id(
         windows.CLAUSES,
         caps.CLAUSES,
         sinks.CLAUSES,
+        alibi.CLAUSES,
         effects.CLAUSES,
         lse.CLAUSES,
         memory.CLAUSES,
@@ -105,6 +107,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "WIN": Family("Windows", "Which keys a window lets a query see."),
         "CAP": Family("Softcap", "Scores that are capped by a hyperbolic tangent."),
         "SNK": Family("Sinks", "A sink of each head, which takes a part of the weight of each row."),
+        "ALB": Family("ALiBi", "A bias that grows with the distance of a key."),
         "EFF": Family("Effect", "What a call says changes the result."),
         "LSE": Family("Log-sum-exp", "The log-sum-exp of the scores, which a call returns beside the context."),
         "MEM": Family("Memory", "How much memory a call takes beyond its inputs and outputs."),

@@ -10,7 +10,7 @@ from mha.conformance.harness.known_bad.calls import stale, tiles
 from mha.conformance.harness.known_bad.defect import Defect, defect
 from mha.conformance.harness.known_bad.heads import heads, merging, projections
 from mha.conformance.harness.known_bad.masks import causal, empty_rows, layouts, masks
-from mha.conformance.harness.known_bad.options import caps, ignored_options, sinks, windows
+from mha.conformance.harness.known_bad.options import caps, ignored_options, sinks, slopes, windows
 from mha.conformance.harness.known_bad.scores import (
     outputs,
     precisions,
@@ -80,6 +80,7 @@ NAMED: tuple[tuple[Defect, ...], ...] = tuple(
         windows,
         caps,
         sinks,
+        slopes,
         scales,
         projections,
         heads,

@@ -16,6 +16,7 @@ from mha.spec.claims import Alignment
 from mha.spec.scores import Bounds
 
 Pair = tuple[Tensor, Tensor]
+Slopes = tuple[float, ...]
 
 
 def _other_window(name: str, text: str, change: Callable[[Bounds], Bounds | None]) -> Defect:
@@ -105,12 +106,27 @@ SINKS_DETACHED = defect(
 SINKS_IGNORED = defect("sinks_ignored", "the sinks have no effect", sinks=lambda self, scores: None)
 
 
+def _other_slopes(name: str, text: str, change: Callable[[Slopes], Slopes | None]) -> Defect:
+    """Return a defect of calls with slopes, which are others."""
+
+    def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Pair:
+        if options.alibi is not None:
+            options = options.change(alibi=change(options.alibi))
+        return TextbookAttention.allow(self, options, scores)
+
+    return defect(name, text, allow=allow)
+
+
+SLOPES_IGNORED = _other_slopes("slopes_ignored", "the slopes of ALiBi have no effect", lambda slopes: None)
+
+
 def ignored_options() -> Iterator[Defect]:
     """Yield what a call says and what has no effect."""
     yield SCALE_IGNORED
     yield WINDOW_IGNORED
     yield SOFTCAP_IGNORED
     yield SINKS_IGNORED
+    yield SLOPES_IGNORED
 
 
 def windows() -> Iterator[Defect]:
@@ -155,3 +171,11 @@ def _changed_sinks(change: Callable[[Tensor], Tensor]) -> Callable[[TextbookAtte
 def _scaled_sinks(self: TextbookAttention, scores: Tensor) -> Tensor | None:
     given = TextbookAttention.sinks(self, scores)
     return None if given is None else given * self.scale()
+
+
+def slopes() -> Iterator[Defect]:
+    """Yield other slopes than a call gives."""
+    text = "the bias of ALiBi has the opposite sign"
+    yield _other_slopes("slopes_negated", text, lambda slopes: tuple(-slope for slope in slopes))
+    text = "the slope of the first head is that of every head"
+    yield _other_slopes("first_slope", text, lambda slopes: slopes[:1] * len(slopes))

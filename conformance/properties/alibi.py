@@ -1,0 +1,78 @@
+"""ALB: a bias that grows with the distance of a key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.masks import BOOLEAN, COMMON, FLOAT
+from mha.conformance.harness.assertions import assume
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.shared import expect_effect, expect_gradients, expect_result, refuses
+
+SLOPED = Domain(
+    masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, values=(*MODERATE, "large"), slopes=("falling", "equal", "mixed")
+)
+REFUSED = "a row is empty, and the declared policy is 'error'"
+
+
+@property_of("ALB-1", SLOPED, needs="scores.alibi", requires="HED-1", must_reject=("ignores_slopes", "lopsided"))
+def alibi_is_the_float_mask_of_its_slopes(session: Session, case: Case) -> None:
+    """With slopes the result is within the bound of the oracle's, beside masks and the causal flag."""
+    problem = case.problem()
+    assume(not refuses(session, problem), REFUSED)
+    expect_result(session(problem), session.expected(problem), "the oracle's value, with the bias of the slopes")
+
+
+@property_of(
+    "ALB-1",
+    replace(
+        SLOPED,
+        masks=COMMON,
+        windows=(None, (2, 0), (0, 1)),
+        softcaps=(None, 1.0),
+        scales=(None, 2.0),
+        variants=("plain", "grouped"),
+        min_heads=2,
+    ),
+    needs="scores.alibi",
+    requires="ALB-1",
+    must_reject=("ignores_slopes", "lopsided"),
+    max_cases=20,
+    number=2,
+)
+def alibi_goes_with_other_options(session: Session, case: Case) -> None:
+    """With slopes beside a window, a cap, a scale or grouped heads the result is within the bound of the oracle's."""
+    problem = case.problem()
+    assume(not refuses(session, problem), REFUSED)
+    expect_result(session(problem), session.expected(problem), "the oracle's value, with all of these options")
+
+
+@property_of(
+    "ALB-1",
+    replace(SLOPED, modes=WITH_GRADIENT, dtypes=BOUNDED),
+    needs=("scores.alibi", "gradients"),
+    requires="ALB-1",
+    must_reject=("ignores_slopes", "nan_gradients"),
+    max_cases=20,
+    number=3,
+)
+def gradients_have_the_slopes(session: Session, case: Case) -> None:
+    """With slopes the gradients are within the bound."""
+    expect_gradients(session, case.problem(), None, "by the oracle's formulas, with the bias of the slopes")
+
+
+@property_of(
+    "EFF-1",
+    Domain(masks=("none",), causal=BOTH, values=MODERATE, slopes=("falling", "mixed"), min_S=3),
+    needs="scores.alibi",
+    requires="HED-1",
+    must_reject=("ignores_slopes",),
+    max_cases=20,
+    number=5,
+)
+def slopes_have_an_effect(session: Session, case: Case) -> None:
+    """Where slopes change the exact result by ten times the bound, the result is not that without them."""
+    expect_effect(session, case.problem(), "alibi")
