@@ -24,6 +24,6 @@ def test_commands_print_what_the_guide_shows(tmp_path: Path, monkeypatch: pytest
         else:
             assert in_six_digits(text.rstrip("\n")) in output, output
             compared += 1
-    assert compared == 6
+    assert compared == 8
     for file in files:
         sys.modules.pop(file.stem, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Literal, NoReturn, cast
 
@@ -14,7 +14,7 @@ from mha.conformance.waivers import shipped_as
 from mha.implementations import Inference, Resolved
 from mha.implementations.discovery import original_of
 from mha.implementations.inference.describe import Row
-from mha.spec import Claims, Implementation, Lse, Rounding, Scores, Sizes
+from mha.spec import Alibi, Claims, Implementation, Lse, Rounding, Scores, Sizes, Window
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,23 @@ class Subject:
 
     def resolved(self) -> Resolved:
         """Return what `mha.implementations.resolve` would, with an implementation that cannot be built."""
-        kinds: dict[str, Callable[..., Any]] = {"sizes": Sizes, "rounding": Rounding, "scores": Scores, "lse": Lse}
+        kinds: dict[str, Callable[..., Any]] = {"sizes": _sizes, "rounding": Rounding, "scores": _scores, "lse": Lse}
         parts = {name: kind(**self.claims[name]) for name, kind in kinds.items() if self.claims[name] is not None}
-        if (pairs := self.claims["sizes"]["head_dim_pairs"]) is not None:
-            parts["sizes"] = replace(parts["sizes"], head_dim_pairs={tuple(pair) for pair in pairs})
         claims = Claims(**self.claims | parts)  # which validates its fields, and makes sets of lists
         implementation = cast(Implementation, Elsewhere(self.name, claims, self.shipped_as))
         inference = self.reading.inference(implementation) if self.reading else None
         return Resolved(implementation, self.target, inference)
+
+
+def _sizes(*, head_dim_pairs: list[list[int]] | None, **given: Any) -> Sizes:
+    """Return sizes from JSON, in which pairs are lists."""
+    pairs = None if head_dim_pairs is None else {(head_dim, d_value) for head_dim, d_value in head_dim_pairs}
+    return Sizes(head_dim_pairs=pairs, **given)
+
+
+def _scores(*, window: dict[str, Any] | None, alibi: dict[str, Any] | None, **given: Any) -> Scores:
+    """Return what a call may say about the scores from JSON, in which records are mappings."""
+    return Scores(window=Window(**window) if window else None, alibi=Alibi(**alibi) if alibi else None, **given)
 
 
 def written(chosen: Sequence[Resolved]) -> list[dict[str, Any]]:

@@ -75,7 +75,7 @@ def _follows(candidate: Candidate, scores: Scores, *, ignored: bool = False) -> 
     tried = replace(candidate, claims=candidate.claims | {"scores": scores})
     assert scores.window is not None
     windows = dict.fromkeys(scores.window.nearest(bounds) for bounds in TRIED)
-    flags = _causal_flags(candidate, scores.window)
+    flags = _causal_flags(candidate, None if ignored else scores.window)
     calls = product(candidate.probes, windows, flags)
     return all(_gives(tried, probe, None if ignored else window, window, flag) for probe, window, flag in calls)
 
@@ -89,12 +89,15 @@ def _takes(candidate: Candidate, scores: Scores) -> bool:
     return all(tried.call(inputs, is_causal=is_causal, window=window) is not None for window in windows)
 
 
-def _causal_flags(candidate: Candidate, window: Window) -> tuple[bool, ...]:
-    """Return the causal flags to try; a window that counts keys is one of causal calls, where there is a flag."""
+def _causal_flags(candidate: Candidate, window: Window | None) -> tuple[bool, ...]:
+    """Return the causal flags to try with a form of window, if there is one.
+
+    A window that counts keys is one of causal calls, where there is a flag.
+    """
     if candidate.plainly_causal:
         return (True,)
     has_flag = bool(candidate.signature.is_causal and candidate.claims.get("causal", Claims().causal))
-    if window.form == "count" and has_flag:
+    if window and window.form == "count" and has_flag:
         return (True,)
     return (False, True) if has_flag else (False,)
 
