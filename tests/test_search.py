@@ -19,6 +19,7 @@ from mha.conformance.properties.registry import Property, PropertyFunction, prop
 from mha.conformance.results import Report
 from mha.conformance.settings import Settings
 from mha.conformance.waivers import Waiver
+from mha.spec import Scores
 
 QUICK = Settings(profile="quick", dtypes=("float32",))
 
@@ -129,7 +130,8 @@ def test_known_bad_answers_that_are_always_right_are_a_harness_error() -> None:
 def test_to_ignore_masks_is_right_where_none_are_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     prop = made_property(compares_with_the_oracle, must_reject=("unmasked", "zeros"), min_rejection_rate=0.99)
     monkeypatch.setattr("mha.conformance.engine.judge.properties", lambda: {"NUM-1": (prop,)})
-    maskless = faults.implementation_of(faults.Complete, replace(faults.complete.claims, masks=set(), causal=None))
+    claims = replace(faults.complete.claims, masks=set(), causal=None, scores=Scores())
+    maskless = faults.implementation_of(faults.Complete, claims)
     (verdict,) = check(maskless, "quick", clauses=["NUM-1"], dtypes=["float32"]).verdicts
     assert verdict.status == "pass", verdict.message
     assert set(verdict.rejections) == {"zeros"}

@@ -124,7 +124,7 @@ class TangentOfExponentials(Complete):
         return cap * (x.exp() - (-x).exp()) / (x.exp() + (-x).exp()) + bias
 
 
-@fault("EFF-1", caught_by="a_softcap_has_an_effect", trigger="a cap with the causal flag")
+@fault("CAP-1", caught_by=PLACED, trigger="a cap with the causal flag")
 class CapDroppedUnderCausal(Complete):
     """With the causal flag, the cap is dropped."""
 

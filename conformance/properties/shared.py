@@ -263,11 +263,11 @@ CLEAR = 10.0
 def expect_effect(session: Session, problem: Problem, option: str) -> None:
     """Expect a result that is not the one without an option, where the two are clearly apart."""
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    output = session(problem).output  # first: no frame above a call holds an answer
     expected, without = (session.expected(each).output for each in (problem, problem.change(**{option: None})))
     distance = (without.mid - expected.mid).abs()
     apart = distance > CLEAR * torch.maximum(without.rad, expected.rad)
     assume(bool(apart.any()), "no number is changed by ten times the bound")
-    output = session(problem).output
     error = (output.tensor.detach().double().cpu() - without.mid).abs()
     if bool((error < distance / 2)[apart].all()):
         value = getattr(problem.options, option)

@@ -97,7 +97,6 @@ def a_sink_has_its_gradient(session: Session, case: Case) -> None:
     """The gradient of the sinks is within the bound of the oracle's, or sinks that require one are refused."""
     problem = case.problem()
     upstream = session.upstream(problem)
-    expected = session.expected_gradients(problem, upstream)["sinks"]
     dtype = problem.query.dtype if session.claims.scores.sinks == "input" else torch.float32
     sinks = torch.tensor(problem.options.sinks, dtype=dtype, device=problem.query.device, requires_grad=True)
     output = session.forward(problem.change(sinks=sinks))
@@ -105,6 +104,7 @@ def a_sink_has_its_gradient(session: Session, case: Case) -> None:
         assume(output.requires_grad, "the output has no gradient")
         differentiate(output, upstream)
     found = torch.zeros_like(sinks) if sinks.grad is None else sinks.grad
+    expected = session.expected_gradients(problem, upstream)["sinks"]
     # It is returned in the dtype of the sinks, in which it may underflow.
     limits = torch.finfo(dtype)
     rounded = limits.eps * expected.mid.abs() + limits.tiny

@@ -43,6 +43,25 @@ ADVICE: dict[str, Advice] = {
     "the scores are scaled as usual": Advice(
         "SCL-1", "Multiply the scores by the scale that the call gives: ask `if scale is None`, not `scale or ...`."
     ),
+    "the window has no effect": Advice("WIN-1", "Pass the window on, and use it on every path, the causal one too."),
+    "the window has one key too": Advice(
+        "WIN-1", "Both bounds are inclusive: `(t >= p - left) & (t <= p + right)`, with p the query's place."
+    ),
+    "the window has its sides exchanged": Advice(
+        "WIN-1", "`left` is before the query's own key, and `right` after it."
+    ),
+    "the window is aligned at the other end": Advice(
+        "WIN-1", "Count from p = i + S - L for bottom-right, and from p = i for top-left, as the causal mask does."
+    ),
+    "a side of the window without a bound": Advice("WIN-2", "Leave out the comparison of a side without a bound."),
+    "the softcap has no effect": Advice("CAP-1", "`scores = cap * torch.tanh(scores / cap)`, where there is a cap."),
+    "the softcap acts": Advice("CAP-1", "Scale, cap, add the bias, mask: in this order."),
+    "the sinks have no effect": Advice("SNK-1", "Add `exp(sink - maximum)` to the sum of each row, once."),
+    "the sinks are": Advice("SNK-1", "A sink is a score: add `exp(sink - maximum)` to the sum, with no scale."),
+    "the sink of the first head": Advice("SNK-1", "Each query head has a sink of its own: `sinks.view(-1, 1, 1)`."),
+    "the slopes of ALiBi have no effect": Advice("ALB-1", "Add `slope * (t - p)` to the scores of each head."),
+    "the bias of ALiBi has the opposite sign": Advice("ALB-1", "Far keys get the lower scores: `slope * (t - p)`."),
+    "the slope of the first head": Advice("ALB-1", "Each query head has a slope of its own: `slopes.view(-1, 1, 1)`."),
     "the scores are of the opposite sign": Advice("SMX-6", "Remove the minus before the scores or the scale."),
     "the scores are rounded": Advice("NUM-1", f"{PRECISE}."),
     "the scores are scaled by 1/sqrt(d_k) rounded": Advice(
