@@ -145,6 +145,7 @@ def test_what_is_wrong_in_gradients_alone_is_not_blamed_on_outputs() -> None:
     assert "B=3" not in str(gradient.case)
 
 
+@pytest.mark.slow
 def test_inputs_that_must_be_contiguous_are_refused_by_one_clause_and_left_out_by_others() -> None:
     report = judged(Views, ["SHP-1", "SHP-7", "MSK-2", "NUM-1", "GRD-1"])
     (layout,) = (verdict for verdict in report.verdicts if verdict.clause == "SHP-7")

@@ -126,7 +126,7 @@ def check_conforms(cls: type[faults.Correct | faults.Complete], claims: Claims, 
     return [verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")]
 
 
-@pytest.mark.mostly_slow(10)
+@pytest.mark.mostly_slow(5)
 @pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variant_conforms(variant: str) -> None:
@@ -150,6 +150,7 @@ def test_softmax_without_division_must_be_claimed() -> None:
     assert "fail" in {verdict.status for verdict in report.verdicts}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undiagnosed", "unshrunk")
 def test_softmax_in_float32_must_be_claimed_and_gives_up_num_2() -> None:
     clauses = ["NUM-1", "NUM-2", "SMX-1", "SMX-2", "GRD-1"]
@@ -277,6 +278,7 @@ def test_sizes_of_a_kernel_do_not_hide_what_a_mask_entry_does() -> None:
     assert [verdict.status for verdict in report.verdicts] == ["pass"], report.verdicts
 
 
+@pytest.mark.slow
 def test_casts_that_are_declared_to_drop_bits_are_left_to_the_bound() -> None:
     truncating = implementation_of(CastsTruncate)
     rounding = replace(truncating.claims.rounding, mode="toward_zero")
@@ -286,6 +288,7 @@ def test_casts_that_are_declared_to_drop_bits_are_left_to_the_bound() -> None:
     assert statuses == {"NUM-1": "pass", "NUM-7": "not_claimed", "GRD-8": "not_claimed", "HED-1": "pass"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_heads_in_float8_conform_once_that_is_declared(dtype: str) -> None:

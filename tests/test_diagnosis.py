@@ -80,7 +80,7 @@ def test_defect_outside_of_the_catalogue_has_no_diagnosis(name: str) -> None:
         assert not each.texts
 
 
-@pytest.mark.mostly_slow(6)
+@pytest.mark.mostly_slow(4)
 @pytest.mark.parametrize("cls", PLANTED, ids=lambda cls: cls.__name__)
 def test_clauses_that_fail_in_consequence_have_one_diagnosis(cls: type) -> None:
     text, clauses = PLANTED[cls]

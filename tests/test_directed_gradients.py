@@ -195,6 +195,7 @@ def test_mean_of_large_roundings_is_within_the_second_order() -> None:
     assert allowed < 30 * float(errors.std())
 
 
+@pytest.mark.slow
 def test_no_correct_implementation_exceeds_the_threshold(record_property: Callable[..., None]) -> None:
     found = measured(range(7))
     ratios = {place: max(margin.ratio for margin in margins) for place, margins in found.items()}

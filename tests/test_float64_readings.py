@@ -86,6 +86,7 @@ class SoftmaxInHalf(SoftmaxInSingle):
         return scores.softmax(-1, dtype=torch.bfloat16).to(scores.dtype)
 
 
+@pytest.mark.slow
 def test_softmax_in_float32_is_declared_for_float64() -> None:
     result = infer(SoftmaxInSingle)
     assert result.implementation.claims.rounding == Rounding(softmax_in_float32=True)

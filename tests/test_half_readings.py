@@ -147,6 +147,7 @@ def test_kernel_of_half_precision_of_another_formula_is_refused() -> None:
         infer_kernel(unweighted)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fewest_cases")
 def test_class_of_half_precision_conforms() -> None:
     result = infer(HalfModule)

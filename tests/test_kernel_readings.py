@@ -120,6 +120,7 @@ def compiled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Ten
     return (scores if mask is None else scores.masked_fill(~mask, -torch.inf)).softmax(-1) @ v
 
 
+@pytest.mark.slow
 def test_compiled_kernel_may_be_compiled_for_inputs_of_many_kinds() -> None:
     implementation = infer_kernel(compiled).implementation
     assert implementation.claims.mask_ranks == {1, 2, 3, 4}

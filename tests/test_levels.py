@@ -268,6 +268,7 @@ def test_masks_that_are_added_are_given_the_lowest_number_where_infinity_gives_n
     assert {verdict.clause for verdict in report.verdicts if verdict.status == "fail"} <= {"MSK-8", "MSK-11", "CAU-1"}
 
 
+@pytest.mark.slow
 def test_infinity_that_spoils_rows_with_a_key_is_not_avoided() -> None:
     resolved = as_resolved(AddsMasksInTiles)
     assert resolved.inference is not None

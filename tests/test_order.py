@@ -83,6 +83,7 @@ def judged_by_pytest(report: Path, *options: str) -> dict[str, dict[str, tuple[A
     return {name: what_counts([each for each in verdicts if each["implementation"] == name]) for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks a process for each clause")
 def test_workers_change_no_verdict(tmp_path: Path) -> None:
     judged = judged_by_pytest(tmp_path / "workers.json", "-n", "2")

@@ -138,6 +138,7 @@ def test_run_of_pytest_that_vanishes_is_red(limited: Path, name: str) -> None:
     assert {(each.implementation, each.status) for each in report.verdicts} == {("loop", "pass"), (name, "fail")}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only there is a worker watched")
 def test_worker_of_xdist_ends_where_a_call_does_not_return(limited: Path) -> None:
     (limited / "pyproject.toml").write_text(LIMITED.replace("5", "2"))

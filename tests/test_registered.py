@@ -140,6 +140,7 @@ def test_pytest_and_list_say_it(plugins: Path) -> None:
             assert f"my_{name}" in listed.stdout
 
 
+@pytest.mark.slow
 def test_benchmarks_say_it(plugins: Path) -> None:
     arguments = ("bench", "all", "--dtype", "float16", "--shape", "token", "--rounds", "6", "--threads", "1")
     code = (
@@ -158,6 +159,7 @@ def test_benchmarks_say_it(plugins: Path) -> None:
         assert f"my_{name} (" in ended.stdout
 
 
+@pytest.mark.slow
 def test_campaigns_say_it_and_run_the_others(plugins: Path) -> None:
     (plugins / "plan.toml").write_text(
         'implementations = ["all"]\ndtypes = ["float32"]\nprofile = "quick"\nclauses = ["SHP-5"]\ngroup = "all"\n'

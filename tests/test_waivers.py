@@ -57,6 +57,7 @@ def test_few_cases_make_no_waiver_stale() -> None:
     assert judged(FOR_CORRECT, profile="default")[0].status == "stale_waiver"
 
 
+@pytest.mark.slow
 def test_waiver_of_some_cases_covers_no_others() -> None:
     assert judged(replace(KNOWN, where="n_heads >= 1"))[0].status == "waived"
     (failed,) = judged(replace(KNOWN, where="n_heads > 1"))
@@ -100,6 +101,7 @@ def test_stale_waiver_of_a_recommendation_is_an_error() -> None:
     assert not stale.conforms
 
 
+@pytest.mark.slow
 def test_overlapping_waivers_are_both_needed() -> None:
     parts = [replace(KNOWN, where=where) for where in ("L >= 1", "S >= 1")]
     for waivers in (parts, [parts[0], KNOWN], [KNOWN, KNOWN]):

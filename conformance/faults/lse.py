@@ -84,3 +84,11 @@ class GradientOfLseSubtracted(Complete):
     def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
         lse = super().log_sum_exp(scores, allowed)
         return 2 * lse.detach() - lse
+
+
+@fault("LSE-1", claims=WITH_LSE, caught_by="the_log_sum_exp_has_the_sink_or_not", trigger="sinks")
+class LseWithoutTheSink(Complete):
+    """The log-sum-exp lacks the sink, although it is declared to have it."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return scores.masked_fill(~allowed, -math.inf).logsumexp(-1)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from mha.conformance.faults.base import CLAIMS, Complete
+from mha.conformance.faults.base import Complete
 from mha.conformance.faults.families import hooked
 from mha.conformance.faults.fault import fault
-from mha.spec import Lse
 
 TAKES_PART = "a_sink_takes_part_in_the_denominator_only"
-WITH_LSE = replace(CLAIMS, extras=(), lse=Lse(gradient=True))
 
 
 @fault("SNK-1", caught_by=TAKES_PART, source="https://github.com/NVIDIA/TransformerEngine/issues/2541")
@@ -132,11 +129,3 @@ class NoSinkBackwards(Complete):
         share = weights.sum(-1, keepdim=True).detach()
         plain = torch.where(share > 0, weights / weights.sum(-1, keepdim=True).clamp(min=1e-30), 0.0)
         return plain * share
-
-
-@fault("LSE-1", claims=WITH_LSE, caught_by="the_log_sum_exp_has_the_sink_or_not", trigger="sinks")
-class LseWithoutTheSink(Complete):
-    """The log-sum-exp lacks the sink, although it is declared to have it."""
-
-    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return scores.masked_fill(~allowed, -math.inf).logsumexp(-1)
