@@ -125,7 +125,7 @@ def test_unknown_windows_are_refused(fields: dict[str, Any]) -> None:
 
 
 def test_a_window_needs_an_alignment() -> None:
-    with pytest.raises(ValueError, match="needs an alignment"):
+    with pytest.raises(ValueError, match="need an alignment"):
         Claims(causal=None, scores=Scores(window=Window("left")))
     assert Claims(causal=None, scores=Scores(window=Window("left"), alignment="top_left")).alignment == "top_left"
 
@@ -142,6 +142,22 @@ def test_window_is_found_and_conforms(kernel: Callable[..., Tensor]) -> None:
     declared: dict[str, Any] = {}
     exec(inference.declaration, {kernel.__name__: kernel}, declared)
     assert declared["implementation"].claims == inference.implementation.claims
+
+
+def with_causal_alone(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, window_size: tuple[int, int] = (-1, -1)
+) -> Tensor:
+    if window_size != (-1, -1) and not causal:
+        raise NotImplementedError("a window needs causal=True")
+    return flash(q, k, v, causal, window_size)
+
+
+@pytest.mark.usefixtures("fewer_cases")
+def test_window_may_be_refused_without_the_causal_flag() -> None:
+    inference = infer_kernel(with_causal_alone)
+    assert inference.implementation.claims.scores == Scores(window=Window("left_right"))
+    report = check(inference.implementation, "quick", clauses=["WIN-1", "WIN-2", "EFF-1"], dtypes="float32")
+    assert report.conforms, report
 
 
 def test_window_of_another_edge_fails_as_declared() -> None:

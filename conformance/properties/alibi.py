@@ -10,7 +10,7 @@ from mha.conformance.cases.masks import BOOLEAN, COMMON, FLOAT
 from mha.conformance.harness.assertions import assume
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_effect, expect_gradients, expect_result, refuses
+from mha.conformance.properties.shared import expect_effect, expect_gradients, expect_result, expect_together, refuses
 
 SLOPED = Domain(
     masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, values=(*MODERATE, "large"), slopes=("falling", "equal", "mixed")
@@ -45,9 +45,7 @@ def alibi_is_the_float_mask_of_its_slopes(session: Session, case: Case) -> None:
 )
 def alibi_goes_with_other_options(session: Session, case: Case) -> None:
     """With slopes beside a window, a cap, a scale or grouped heads the result is within the bound of the oracle's."""
-    problem = case.problem()
-    assume(not refuses(session, problem), REFUSED)
-    expect_result(session(problem), session.expected(problem), "the oracle's value, with all of these options")
+    expect_together(session, case.problem())
 
 
 @property_of(

@@ -13,7 +13,7 @@ from mha.conformance.harness.assertions import assume, expect, expect_close
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_effect, expect_gradients, expect_result, refuses
+from mha.conformance.properties.shared import expect_effect, expect_gradients, expect_result, expect_together, refuses
 
 # At, and on both sides of, scores of ordinary size.
 CAPS = (1.0, 0.5, 5.0, 30.0)
@@ -43,9 +43,7 @@ def a_softcap_acts_where_it_is_declared_to(session: Session, case: Case) -> None
 )
 def a_softcap_goes_with_other_options(session: Session, case: Case) -> None:
     """With a cap beside a scale, a window or grouped heads the result is within the bound of the oracle's."""
-    problem = case.problem()
-    assume(not refuses(session, problem), REFUSED)
-    expect_result(session(problem), session.expected(problem), "the oracle's value, with all of these options")
+    expect_together(session, case.problem())
 
 
 @property_of(

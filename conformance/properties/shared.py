@@ -14,7 +14,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.reference import plain_formula
 from mha.conformance.harness.assertions import assume, expect_close, expect_no_worse, expect_unchanged
 from mha.conformance.harness.differentiation import differentiate
-from mha.conformance.harness.errors import Violation
+from mha.conformance.harness.errors import AdapterError, CallRaised, Violation
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedOutput, RecordedTensor
 from mha.conformance.harness.session import Instance, Session
@@ -256,6 +256,16 @@ def cases_of_each_width(session: Session, case: Case) -> list[Case]:
     return [replace(case, head_dim=width) for width in claimed]
 
 
+def expect_together(session: Session, problem: Problem) -> None:
+    """Expect the oracle's result where a call says several things about the scores, which it may refuse together."""
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    try:
+        result = session(problem)
+    except (CallRaised, AdapterError):
+        assume(False, "these options are refused together")
+    expect_result(result, session.expected(problem), "the oracle's value, with all of these options")
+
+
 # An option is judged where its effect is so many times the bound.
 CLEAR = 10.0
 
@@ -263,7 +273,12 @@ CLEAR = 10.0
 def expect_effect(session: Session, problem: Problem, option: str) -> None:
     """Expect a result that is not the one without an option, where the two are clearly apart."""
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
-    output = session(problem).output  # first: no frame above a call holds an answer
+    try:
+        output = session(problem).output  # first: no frame above a call holds an answer
+    except CallRaised:
+        causal = problem.is_causal or session.claims.causal is None or option != "window"
+        assume(causal, "a window is refused without the causal flag")
+        raise
     expected, without = (session.expected(each).output for each in (problem, problem.change(**{option: None})))
     distance = (without.mid - expected.mid).abs()
     apart = distance > CLEAR * torch.maximum(without.rad, expected.rad)

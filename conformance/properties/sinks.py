@@ -14,7 +14,7 @@ from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_effect, expect_gradients, expect_result, refuses
+from mha.conformance.properties.shared import expect_effect, expect_gradients, expect_result, expect_together, refuses
 
 FINITE = ("mixed", "zeros", "high", "low")
 SUNK = Domain(masks=("none", *BOOLEAN, *FLOAT, *EMPTY), causal=BOTH, values=(*MODERATE, "large"), sinks=FINITE)
@@ -47,8 +47,7 @@ def a_sink_takes_part_in_the_denominator_only(session: Session, case: Case) -> N
 )
 def a_sink_goes_with_other_options(session: Session, case: Case) -> None:
     """With sinks beside a window, a cap, a scale or grouped heads the result is within the bound of the oracle's."""
-    problem = case.problem()
-    expect_result(session(problem), session.expected(problem), "the oracle's value, with all of these options")
+    expect_together(session, case.problem())
 
 
 @property_of(

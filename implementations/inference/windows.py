@@ -76,16 +76,19 @@ def _follows(candidate: Candidate, scores: Scores, *, ignored: bool = False) -> 
     assert scores.window is not None
     windows = dict.fromkeys(scores.window.nearest(bounds) for bounds in TRIED)
     flags = _causal_flags(candidate, None if ignored else scores.window)
+    if True in flags and not _takes(candidate, scores, is_causal=False):
+        flags = (True,)  # a window may be refused without the causal flag
     calls = product(candidate.probes, windows, flags)
     return all(_gives(tried, probe, None if ignored else window, window, flag) for probe, window, flag in calls)
 
 
-def _takes(candidate: Candidate, scores: Scores) -> bool:
-    """Return whether calls with windows that are read in a way return anything."""
+def _takes(candidate: Candidate, scores: Scores, *, is_causal: bool | None = None) -> bool:
+    """Return whether calls with windows that are read in a way return anything; is_causal: the flag, if it matters."""
     tried = replace(candidate, claims=candidate.claims | {"scores": scores})
     assert scores.window is not None
     windows = dict.fromkeys(scores.window.nearest(bounds) for bounds in TRIED)
-    inputs, is_causal = candidate.probes[0].inputs, _causal_flags(candidate, scores.window)[0]
+    flags = _causal_flags(candidate, scores.window) if is_causal is None else (is_causal,)
+    inputs, is_causal = candidate.probes[0].inputs, flags[-1]
     return all(tried.call(inputs, is_causal=is_causal, window=window) is not None for window in windows)
 
 
