@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance.faults.base import CLAIMS, Complete
+from mha.conformance.faults.families import hooked
 from mha.conformance.faults.fault import fault
 from mha.spec import Alibi, Options, Scores
 
@@ -82,3 +83,12 @@ class DistancesWithinTiles(Complete):
         slopes = torch.tensor(options.alibi).to(q).view(-1, 1, 1)
         starts = torch.arange(k.shape[2], device=q.device) // 16 * 16
         return allowed, bias - slopes * starts
+
+
+@fault("ALB-1", caught_by="gradients_have_the_slopes", trigger="slopes, backwards")
+class SlopesBackwards(Complete):
+    """With slopes, the gradients of the scores are halved."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        factor = 1.0 if self.options.alibi is None else 0.5
+        return hooked(super().score(q, k), lambda gradient: gradient * factor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any, get_args
@@ -47,8 +47,10 @@ def find_window(candidate: Candidate) -> None:
         if _follows(candidate, scores):
             candidate.claims["scores"] = scores
             return
-    ignoring = next((scores for scores in readings if _follows(candidate, scores, ignored=True)), None)
-    taken = next((scores for scores in readings if _takes(candidate, scores)), None)
+    # Read in another way, an argument that is not looked into raises nothing.
+    usual = [scores for scores in readings if scores.window and scores.window.form == _usual_form(candidate)]
+    ignoring = next((scores for scores in usual if _follows(candidate, scores, ignored=True)), None)
+    taken = next((scores for scores in usual if _takes(candidate, scores)), None)
     if ignoring:
         candidate.claims["scores"] = ignoring
         candidate.idle_options = (*candidate.idle_options, "window")
@@ -57,11 +59,16 @@ def find_window(candidate: Candidate) -> None:
         candidate.assumed_options = (*candidate.assumed_options, "window")
 
 
+def _usual_form(candidate: Candidate) -> WindowForm:
+    """Return what an argument of this name usually is."""
+    return BY_NAME.get(candidate.signature.window[0], "left_right")
+
+
 def _readings(candidate: Candidate) -> Iterator[Scores]:
     """Yield the ways to read the argument, first the usual ones of its name."""
     names, claimed = candidate.signature.window, candidate.claims.get("scores", Scores())
     forms = [form for form in get_args(WindowForm) if len(names) == 1 or form in OF_TWO]
-    usual = BY_NAME.get(names[0], "left_right")
+    usual = _usual_form(candidate)
     forms.sort(key=lambda form: form != usual)
     causal = candidate.claims.get("causal", Claims().causal)
     alignments: tuple[Alignment | None, ...] = (None,) if causal else ("top_left", "bottom_right")
@@ -76,20 +83,25 @@ def _follows(candidate: Candidate, scores: Scores, *, ignored: bool = False) -> 
     assert scores.window is not None
     windows = dict.fromkeys(scores.window.nearest(bounds) for bounds in TRIED)
     flags = _causal_flags(candidate, None if ignored else scores.window)
-    if True in flags and not _takes(candidate, scores, is_causal=False):
+    if True in flags and not any(_returned(tried, windows, is_causal=False)):
         flags = (True,)  # a window may be refused without the causal flag
     calls = product(candidate.probes, windows, flags)
     return all(_gives(tried, probe, None if ignored else window, window, flag) for probe, window, flag in calls)
 
 
-def _takes(candidate: Candidate, scores: Scores, *, is_causal: bool | None = None) -> bool:
-    """Return whether calls with windows that are read in a way return anything; is_causal: the flag, if it matters."""
+def _takes(candidate: Candidate, scores: Scores) -> bool:
+    """Return whether calls with windows that are read in a way return anything."""
     tried = replace(candidate, claims=candidate.claims | {"scores": scores})
     assert scores.window is not None
     windows = dict.fromkeys(scores.window.nearest(bounds) for bounds in TRIED)
-    flags = _causal_flags(candidate, scores.window) if is_causal is None else (is_causal,)
-    inputs, is_causal = candidate.probes[0].inputs, flags[-1]
-    return all(tried.call(inputs, is_causal=is_causal, window=window) is not None for window in windows)
+    return all(_returned(tried, windows, is_causal=_causal_flags(candidate, scores.window)[-1]))
+
+
+def _returned(candidate: Candidate, windows: Iterable[Bounds], *, is_causal: bool) -> Iterator[bool]:
+    """Yield whether a call with each window returns anything."""
+    inputs = candidate.probes[0].inputs
+    for window in windows:
+        yield candidate.call(inputs, is_causal=is_causal, window=window) is not None
 
 
 def _causal_flags(candidate: Candidate, window: Window | None) -> tuple[bool, ...]:

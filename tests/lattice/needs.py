@@ -75,6 +75,7 @@ NEEDS: dict[str, Need] = {
     "DRP-4": lambda point: _dropout(point) and _per_head_weights(point),
     **{clause: _never for clause in CLAUSES if clause.startswith(("CMP-", "DST-", "INC-", "LSE-", "MEM-"))},
     **dict.fromkeys(("SCL-1", "VAL-1", "XAT-1"), _never),
+    **dict.fromkeys(("ALB-1", "CAP-1", "CAP-2", "CAP-3", "EFF-1", "SNK-1", "SNK-2", "WIN-1", "WIN-2"), _never),
     "GQA-1": lambda point: point.heads == "grouped",
 }
 
