@@ -149,6 +149,7 @@ def test_installed_packages_count_by_their_versions(tmp_path: Path, monkeypatch:
     assert job_of(f"{file}:implementation").key != before.key
 
 
+@pytest.mark.slow
 def test_reports_that_benchmarks_keep_are_of_the_same_files(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(code))
     known = {*sys.modules}

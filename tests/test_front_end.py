@@ -248,6 +248,7 @@ def test_properties_of_a_verdict_are_single_in_junit_xml(faulty: str, workers: s
     assert all("{" not in value for own in found.values() for value in own.values())
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_gives_the_same_report_in_the_order_of_the_contract(tmp_path: Path) -> None:
     texts, summaries = [], []
     for workers in ("0", "2"):

@@ -109,6 +109,7 @@ class HalfModule(nn.Module):
         return output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "dtypes", "declared"),
     [

@@ -163,6 +163,7 @@ def test_output_to_the_terminal_changes_no_verdict(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_implementation_that_ends_its_process_fails_and_the_others_are_judged() -> None:
     names = ("loops", "segfaults", "exits_hard")
     targets = [f"{HOSTILE}:{name}" for name in names]

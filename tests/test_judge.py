@@ -220,6 +220,7 @@ class OffWithoutGradients(OffForOneKindOfInput):
         return not torch.is_grad_enabled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cls",
     [

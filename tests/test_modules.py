@@ -243,6 +243,7 @@ class ProjectedElsewhere(faults.Correct):
         self.out_proj = nn.Identity()  # type: ignore[assignment]  # called in the same way
 
 
+@pytest.mark.slow
 def test_output_projection_that_is_elsewhere_is_added() -> None:
     parameters = {name: path for name, path in faults.PARAMETERS.items() if name != "w_o"}
     adapted = from_module(ProjectedElsewhere, parameters=parameters)

@@ -146,6 +146,7 @@ def test_pytest_gives_the_reason() -> None:
     assert "blocked" not in done.stdout
 
 
+@pytest.mark.slow
 def test_pytest_is_brief_about_what_is_blocked() -> None:
     target = "mha.conformance.faults.state:faulty_ScalesQueryInPlace"
     done = run("-k", "SHP-1 or NUM-1 or STA-1", "-n", "2", "--mha-impl", target, *QUICK)

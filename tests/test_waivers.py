@@ -123,6 +123,7 @@ def test_waiver_of_an_unclaimed_clause_is_stale() -> None:
     assert "nothing is judged: needs the claim grouped_query; delete its waiver: known" in stale.message
 
 
+@pytest.mark.slow
 def test_built_in_waivers_are_all_needed() -> None:
     for waiver in built_in_waivers():
         if "cpu" not in (waiver.device or ("cpu",)):
