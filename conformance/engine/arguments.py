@@ -70,7 +70,9 @@ def _recording(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _brief(x: Any, dtype: torch.dtype) -> str:
-    """Return the shape of a tensor, with its dtype if it is another one, a number or word as it is, or else a type."""
+    """Return the shape of a tensor, with its dtype if it is another one, numbers or words as they are, or a type."""
     if isinstance(x, Tensor):
         return str(tuple(x.shape)) + (f" {x.dtype}".replace(" torch.", " ") if x.dtype != dtype else "")
-    return f"{x!r:.80}" if isinstance(x, bool | int | float | str) else type(x).__name__
+    plain = bool | int | float | str
+    is_plain = isinstance(x, plain) or (type(x) is tuple and all(isinstance(each, plain) for each in x))
+    return f"{x!r:.80}" if is_plain else type(x).__name__
