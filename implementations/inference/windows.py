@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, get_args
@@ -43,12 +43,17 @@ def find_window(candidate: Candidate) -> None:
     if not (candidate.explained and candidate.signature.window):
         return
     readings = list(_readings(candidate))
-    for scores in readings:
-        if _follows(candidate, scores):
-            candidate.claims["scores"] = scores
-            return
+    found = next((scores for scores in readings if _follows(candidate, scores)), None)
+    if found:
+        candidate.claims["scores"] = found
+        return
     # Read in another way, an argument that is not looked into raises nothing.
-    usual = [scores for scores in readings if scores.window and scores.window.form == _usual_form(candidate)]
+    form = _usual_form(candidate)
+    _assume(candidate, [scores for scores in readings if scores.window and scores.window.form == form])
+
+
+def _assume(candidate: Candidate, usual: Sequence[Scores]) -> None:
+    """Claim a window that no reading explains in a usual one, if it has no effect, or calls with it return anything."""
     ignoring = next((scores for scores in usual if _follows(candidate, scores, ignored=True)), None)
     taken = next((scores for scores in usual if _takes(candidate, scores)), None)
     if ignoring:
