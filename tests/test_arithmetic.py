@@ -36,6 +36,7 @@ def rows(table: Mapping[str, Arithmetic]) -> list[Any]:
     ]
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize(("name", "dtype"), rows(RIGHT))
 def test_right_arithmetic_conforms(name: str, dtype: str) -> None:
     row = RIGHT[name]
@@ -44,6 +45,7 @@ def test_right_arithmetic_conforms(name: str, dtype: str) -> None:
     assert not [verdict for verdict in wrong if verdict.level != "SHOULD"]
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize(("name", "dtype"), rows(WRONG))
 def test_wrong_arithmetic_fails(name: str, dtype: str) -> None:
     row = WRONG[name]

@@ -126,7 +126,7 @@ def check_conforms(cls: type[faults.Correct | faults.Complete], claims: Claims, 
     return [verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")]
 
 
-@pytest.mark.mostly_slow(5)
+@pytest.mark.mostly_slow(3)
 @pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variant_conforms(variant: str) -> None:

@@ -93,13 +93,13 @@ def nothing_asserted(prop: Property) -> Property:
 
 @pytest.mark.parametrize("prop", [prop for prop in MEMBERS if prop.must_reject], ids=lambda prop: prop.name)
 def test_every_property_rejects_its_known_bad_answers(prop: Property) -> None:
-    """With a third of the cases of the quick profile; a property that is emptied does not."""
+    """With a few cases of the quick profile; a property that is emptied does not."""
     dtype = prop.domain.dtypes[0] if prop.domain.dtypes else "float32"
     claims = variants.claims_for(prop)
     complete = faults.implementation_of(faults.Complete, claims)
     domain = prop.within(claims, dtype)
     assert isinstance(domain, Domain)
-    limits = replace(PROFILES["quick"], boundary=6, examples=2)
+    limits = replace(PROFILES["quick"], boundary=4, examples=1)
     longest = limits.long_rows if domain.scale == "long" else limits.longest
     space = CaseSpace(domain, claims, dtype, "cpu", longest)
     search = Search(complete, prop, space, Budget.of(prop, limits), seed=0)

@@ -65,6 +65,7 @@ OUTSIDE = (
 )
 
 
+@pytest.mark.mostly_slow(8)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_first_finding_names_the_defect(name: str) -> None:
     for each in diagnosed([fault for fault in FAULTS if fault.name == name], beside=()):
@@ -73,6 +74,7 @@ def test_first_finding_names_the_defect(name: str) -> None:
         assert not each.wrong
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_defect_outside_of_the_catalogue_has_no_diagnosis(name: str) -> None:
     for each in diagnosed([fault for fault in FAULTS if fault.name == name], beside=("HED-1",)):
@@ -80,7 +82,7 @@ def test_defect_outside_of_the_catalogue_has_no_diagnosis(name: str) -> None:
         assert not each.texts
 
 
-@pytest.mark.mostly_slow(4)
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("cls", PLANTED, ids=lambda cls: cls.__name__)
 def test_clauses_that_fail_in_consequence_have_one_diagnosis(cls: type) -> None:
     text, clauses = PLANTED[cls]

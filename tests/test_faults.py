@@ -141,6 +141,7 @@ def test_decorators_of_a_class_share_its_implementation() -> None:
         assert module[f"faulty_{fault.name}"] is fault.implementation is faults.implementations[fault.name]
 
 
+@pytest.mark.mostly_slow(40)
 @pytest.mark.parametrize("clause", PROPERTIES)
 def test_plain_base_of_the_faults_passes(clause: str) -> None:
     report = check(faults.correct, profile="quick", clauses=[clause], dtypes=["float32"])
@@ -172,7 +173,8 @@ NOT_CLAIMED = ("MEM-1", "VAL-1", "LSE-1", "LSE-3")
 
 
 @pytest.mark.usefixtures("fewer_cases")
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.mostly_slow(2)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_complete_base_of_the_faults_passes_every_clause(dtype: str) -> None:
     """Those of level SHOULD and MAY as well."""
     without_ranks = (clause for clause in PROPERTIES if not needs_ranks(clause))

@@ -106,6 +106,7 @@ def test_nothing_else_is_declared(cls: type[nn.Module]) -> None:
     assert infer(cls).implementation.claims.rounding == Rounding()
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("cls", "clause"), [(ScaleInSingle, "NUM-2"), (ValuesInSingle, "NUM-2"), (SoftmaxInHalf, "NUM-1")]
 )

@@ -247,6 +247,7 @@ def test_fifty_digits(config: str, scale: float | None) -> None:
             assert_within(f"{name}[{place}]", *(x.flatten()[place].item() for x in (ball.mid, ball.rad)), slope)
 
 
+@pytest.mark.mostly_slow(18)
 @pytest.mark.parametrize("dtype", TRAITS)
 @pytest.mark.parametrize("name", BACKWARD)
 def test_correct_backward_passes_stay_within_the_bound(

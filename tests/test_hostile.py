@@ -63,7 +63,7 @@ def test_gradients_of_weights_that_hide_themselves_fail() -> None:
     assert (verdict.status, "but should be" in verdict.message) == ("fail", True), verdict.message
 
 
-@pytest.mark.mostly_slow(6)
+@pytest.mark.mostly_slow(4)
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("name", hostile_exceptions.RAISING)
 def test_exception_that_would_steer_the_judge_is_that_of_the_call(name: str) -> None:
@@ -91,7 +91,7 @@ def test_exceptions_of_pytest_steer_no_run(name: str) -> None:
     assert "loop: CONFORMS: 1 answer right" in done.stdout
 
 
-@pytest.mark.mostly_slow(9)
+@pytest.mark.mostly_slow(7)
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("name", hostile_changes.CHANGING)
 def test_call_that_changes_the_judge_fails_and_is_undone(name: str) -> None:

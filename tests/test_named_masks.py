@@ -174,6 +174,7 @@ class ClampedPairs(ThreeAxesForItems):
         return super().forward(query, key, value, attn_mask, key_padding_mask)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.filterwarnings("ignore:.*is read as what it is nearest to")
 @pytest.mark.parametrize("cls", [SharedMaskIgnored, CrossMaskLate, ClampedPairs])
 def test_mask_that_is_read_wrong_fails(cls: type[nn.Module]) -> None:

@@ -184,7 +184,7 @@ class DropsLessThanAll(Heads):
         return output
 
 
-@pytest.mark.mostly_slow(6)
+@pytest.mark.mostly_slow(3)
 @pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("cls", "row", "judged"),

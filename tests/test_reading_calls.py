@@ -167,7 +167,7 @@ def test_flag_of_a_function_that_is_not_passed_keeps_its_default() -> None:
         infer_kernel(not_beside_a_mask)
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("cls", "given"),
     [

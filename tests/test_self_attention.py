@@ -65,6 +65,7 @@ class OtherMaskAlone(TwoMasks):
         return super().forward(x, memory, None if self_mask is None else ~self_mask, cross_mask)
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("cls", "row"),

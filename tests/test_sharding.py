@@ -329,6 +329,7 @@ def children(process: int) -> Iterator[str]:
             yield from children(int(child))
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are found in /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_run_that_ends_early_leaves_no_rank_behind(number: signal.Signals) -> None:

@@ -43,6 +43,7 @@ def test_no_call_is_longer_than_the_table_of_a_class(cls: type[nn.Module], longe
     assert verdict(result, "NUM-5") == ("pass", True)
 
 
+@pytest.mark.mostly_slow(4)
 @pytest.mark.parametrize(
     ("clause", "options", "longest"),
     [

@@ -248,6 +248,7 @@ def test_class_of_one_shape_and_common_widths_is_judged_on_them() -> None:
     assert {verdict.status for verdict in verdicts.verdicts} == {"pass"}
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(("constructor", "tile"), [(OfTiles, 64), (partial(OfTiles, block_size=16), 16)])
 def test_class_of_whole_tiles_is_judged_on_them(constructor: Any, tile: int) -> None:

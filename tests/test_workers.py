@@ -271,6 +271,7 @@ def test_verdicts_that_wait_for_their_turn_are_kept(tmp_path: Path) -> None:
     assert {verdict.clause for verdict in workers.unread} == {"SMX-1", "MSK-8"}
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are found in /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_run_that_ends_early_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
