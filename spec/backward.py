@@ -13,7 +13,7 @@ Assumptions, in addition to those of `mha.spec.core`:
 - One set of weights P serves the whole backward pass. It is stored, or recomputed from the log-sum-exp of each row.
 - Sums run in any order. Partial sums may be stored: of each item for weights, of each head for inputs. Over ranks,
   those of each rank may be too, for dQ, dK and dV as well.
-- D is computed as rowsum(P dP) or as dC.o.
+- D is computed as rowsum(P dP) or as dC.o; beside a sink, in parts of a row that are merged, too.
 - The softmax takes the maximum of a row as a constant, or differentiates it once.
 - Projections are applied one after the other. If two are multiplied into one, such as W_o W_v, gradients may round
   differently.
@@ -68,7 +68,7 @@ class _Core:
     weights: P, (B, H, L, S), 0 where not allowed, with the error of those that are recomputed.
     value: V, (B, H, S, d_k). context: o, and d_context: dC, (B, H, L, d_k). allowed: boolean (B, H, L, S).
     drift: the relative error that the weights of a row share, (B, H, L, 1). d_lse: the gradient of the log-sum-exp of
-    each row, (B, H, L, 1), or None.
+    each row, (B, H, L, 1), or None. sunk: whether there are sinks.
     """
 
     weights: Ball
@@ -78,6 +78,7 @@ class _Core:
     allowed: Tensor
     drift: Tensor
     d_lse: Tensor | None = None
+    sunk: bool = False
 
     def of_queries(self, part: slice) -> _Core:
         """Return the same for some of the queries."""
@@ -189,7 +190,8 @@ def _core_of(
         weights = Ball(weights.mid.masked_fill(~allowed, 0.0), weights.rad.masked_fill(~allowed, 0.0))
     # rad P += drift (|P| + rad P), where P is recomputed
     weights = Ball(weights.mid, weights.rad + drift * weights.size)
-    return _Core(weights, expected.value, context, d_context, allowed, drift)
+    sunk = expected.of_sinks is not None
+    return _Core(weights, expected.value, context, d_context, allowed, drift, sunk=sunk)
 
 
 def _score_gradients_in_blocks(core: _Core, precision: Precision) -> Ball:
@@ -226,7 +228,12 @@ def _score_gradients(core: _Core, precision: Precision) -> Ball:
     total = (p_size * size).sum(-1, keepdim=True)
     rad_d = rad_d + gamma * total + (u + core.drift) * (d.abs() + rad_d) + lost
     # rad (dP - D) = rad dP + rad D + 8 u (|dP| + |D|)
+    largest = (size * core.allowed).amax(-1, keepdim=True) if core.sunk and size.shape[-1] else 0.0
     size = size + (d.abs() + rad_d)
+    if core.sunk:
+        # Of parts that are merged, one without the sink may have a context that is far larger than the row's, and
+        # D of its own: + max_l |dP_l|.
+        size = size + largest
     difference = d_p.mid - d
     if core.d_lse is not None:
         # dS = P (dP - D + dlse); dlse may be rounded to another base
