@@ -47,6 +47,20 @@ def ignored(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, logits_sof
     return weighed(q @ k.mT * q.shape[-1] ** -0.5, v, is_causal)
 
 
+def none_for_no_cap(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, softcap: float | None = None) -> Tensor:
+    """As in transformers: a cap of 0 would be one."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    return weighed(scores, v, is_causal)
+
+
+def switched(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, sink: bool = False, sliding_window: bool = False
+) -> Tensor:
+    return weighed(q @ k.mT * q.shape[-1] ** -0.5, v, is_causal)
+
+
 def overflowing(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, softcap: float = 0.0) -> Tensor:
     """The tangent of vLLM's kernels."""
     scores = q @ k.mT * q.shape[-1] ** -0.5
@@ -66,6 +80,18 @@ def test_place_of_a_cap_is_found_and_conforms(kernel: Callable[..., Tensor], pla
     declared: dict[str, Any] = {}
     exec(inference.declaration, {kernel.__name__: kernel}, declared)
     assert declared["implementation"].claims == inference.implementation.claims
+
+
+@pytest.mark.usefixtures("fewer_cases")
+def test_what_stands_for_no_cap_is_passed_where_0_is_one() -> None:
+    inference = infer_kernel(none_for_no_cap)
+    assert inference.implementation.claims.scores == Scores(softcap="before_bias")
+    report = check(inference.implementation, "quick", clauses=CLAUSES, dtypes="float32")
+    assert report.conforms, report
+
+
+def test_flags_are_no_sinks_and_no_windows() -> None:
+    assert infer_kernel(switched).implementation.claims.scores == Scores()
 
 
 def test_cap_without_an_effect_is_said() -> None:

@@ -224,6 +224,8 @@ class CallByName:
                 dtype = query.dtype if in_dtype else torch.float32
                 value = torch.as_tensor(value, dtype=dtype, device=query.device)
             name = getattr(self.signature, option)
+            if option == "softcap" and not value and name in self.signature.none_by_default:
+                value = None  # what stands for no cap, where 0 is one
             if name:
                 arguments[name] = value
             elif option not in RESULTS:

@@ -28,6 +28,9 @@ from mha.implementations.adapters.names import (
     words_of,
 )
 
+# Options that are numbers, and no flags.
+OF_NUMBERS = ("softcap", "sinks", "alibi")
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -40,7 +43,7 @@ class Signature:
     mask, padding, is_causal, need_weights, average, scale, return_lse, softcap, sinks, alibi: its names for these
         options; None for one that it does not have.
     window: those for a window, one or two; empty if it has none.
-    required: those of its options, and its memory, that have no default.
+    required: those of its options, and its memory, that have no default. none_by_default: those whose default is None.
     others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which are given None.
     rotations: those of them that are given cosines of 1 and sines of 0. pairs: whether these, or `PAIRED`, are for each
         position and pair of columns.
@@ -62,6 +65,7 @@ class Signature:
     alibi: str | None
     window: tuple[str, ...]
     required: frozenset[str]
+    none_by_default: frozenset[str] = frozenset()
     others: tuple[str, ...] = ()
     rotations: frozenset[str] = frozenset()
     pairs: bool = False
@@ -123,6 +127,7 @@ def signature_of(
         alibi=option_name("alibi", parameters),
         window=window_names(parameters),
         required=frozenset(name for name, p in parameters.items() if p.default is p.empty),
+        none_by_default=frozenset(name for name, p in parameters.items() if p.default is None),
         others=tuple(name for name in others if name != query),
         rotations=frozenset(name for name in others if _is_rotation(parameters[name])),
         query=query,
@@ -190,6 +195,8 @@ def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str
     'causal_mask'
     """
     known = (name for name in OPTION_NAMES[option] if name in parameters)
+    if option in OF_NUMBERS:  # a flag of the same name switches something on
+        known = (name for name in known if not _is_flag(parameters[name]))
     named = next((name for name in known if name not in FLAGS or _is_flag(parameters[name])), None)
     if named or option != "is_causal":
         return named
@@ -203,7 +210,8 @@ def window_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]
     ('window_left',)
     """
     pair = next((pair for pair in WINDOW_PAIRS if all(name in parameters for name in pair)), None)
-    return pair or tuple(name for name in WINDOW_NAMES if name in parameters)[:1]
+    numbers = (name for name in WINDOW_NAMES if name in parameters and not _is_flag(parameters[name]))
+    return pair or tuple(numbers)[:1]
 
 
 def _is_flag(parameter: inspect.Parameter) -> bool:
