@@ -16,8 +16,8 @@ from mha.conformance.cases.domain import SIZES, TILE_EDGES, CaseSpace
 Levels = tuple[tuple[str, tuple[Any, ...]], ...]
 NO_LIMIT = 1 << 16
 NAMES = [field.name for field in fields(Case) if field.name != "seed"]
-# The fields whose values are of several types.
-MIXED = ("bias", "n_kv_heads", "d_model", "d_value", "kdim", "vdim", "scale", "window", "softcap")
+# The fields whose values are of several types: biases, and what may be None.
+MIXED = {"bias", *(field.name for field in fields(Case) if field.default is None)}
 # So many rows are made in any case, which leaves every tile edge its turn.
 LEAST = 48
 

@@ -124,7 +124,7 @@ class Case:
         """The configuration of the projections, those of a kernel's inputs too."""
         own = self.d_model is not None
         return Config(
-            d_model=self.d_model if self.d_model is not None else self.n_heads * self.head_dim,
+            d_model=self.n_heads * self.head_dim if self.d_model is None else self.d_model,
             n_heads=self.n_heads,
             n_kv_heads=self.n_kv_heads,
             kdim=self.kdim,

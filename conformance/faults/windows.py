@@ -10,6 +10,7 @@ from torch import Tensor
 from mha.conformance.faults.base import CLAIMS, Complete
 from mha.conformance.faults.families import hooked
 from mha.conformance.faults.fault import fault
+from mha.conformance.harness.known_bad.options import moved
 from mha.spec import Options, Scores, Window, window_mask
 
 Allowed = tuple[Tensor, Tensor]
@@ -20,11 +21,7 @@ COUNTING = replace(CLAIMS, scores=Scores(window=Window("count")))
 
 def _moved(options: Options, left: int = 0, right: int = 0) -> Options:
     """Return options whose window has more or fewer keys on the sides that have a bound."""
-    if options.window is None:
-        return options
-    before, after = options.window
-    moved = None if before is None else before + left, None if after is None else after + right
-    return options.change(window=moved)
+    return options if options.window is None else options.change(window=moved(options.window, left, right))
 
 
 @fault("WIN-1", caught_by=EXACT, source="https://github.com/sgl-project/sglang/pull/26516")

@@ -7,22 +7,26 @@ from dataclasses import replace
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, COMMON, FLOAT
-from mha.conformance.harness.assertions import assume
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_effect, expect_gradients, expect_result, expect_together, refuses
+from mha.conformance.properties.shared import (
+    assume_answered,
+    expect_effect,
+    expect_gradients,
+    expect_result,
+    expect_together,
+)
 
 SLOPED = Domain(
     masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, values=(*MODERATE, "large"), slopes=("falling", "equal", "mixed")
 )
-REFUSED = "a row is empty, and the declared policy is 'error'"
 
 
 @property_of("ALB-1", SLOPED, needs="scores.alibi", requires="HED-1", must_reject=("ignores_slopes", "lopsided"))
 def alibi_is_the_float_mask_of_its_slopes(session: Session, case: Case) -> None:
     """With slopes the result is within the bound of the oracle's, beside masks and the causal flag."""
     problem = case.problem()
-    assume(not refuses(session, problem), REFUSED)
+    assume_answered(session, problem)
     expect_result(session(problem), session.expected(problem), "the oracle's value, with the bias of the slopes")
 
 

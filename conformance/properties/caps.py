@@ -9,25 +9,30 @@ import torch
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, COMMON, EMPTY, FLOAT
-from mha.conformance.harness.assertions import assume, expect, expect_close
+from mha.conformance.harness.assertions import expect, expect_close
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_effect, expect_gradients, expect_result, expect_together, refuses
+from mha.conformance.properties.shared import (
+    assume_answered,
+    expect_effect,
+    expect_gradients,
+    expect_result,
+    expect_together,
+)
 
 # At, and on both sides of, scores of ordinary size.
 CAPS = (1.0, 0.5, 5.0, 30.0)
 CAPPED = Domain(masks=("none", *BOOLEAN, *FLOAT, *EMPTY), causal=BOTH, values=(*MODERATE, "large"), softcaps=CAPS)
 # Times the largest score that there may be.
 FAR_ABOVE = 1e3
-REFUSED = "a row is empty, and the declared policy is 'error'"
 
 
 @property_of("CAP-1", CAPPED, needs="scores.softcap", requires="HED-1", must_reject=("ignores_softcap", "lopsided"))
 def a_softcap_acts_where_it_is_declared_to(session: Session, case: Case) -> None:
     """With a cap the result is within the bound of the oracle's, beside masks and the causal flag."""
     problem = case.problem()
-    assume(not refuses(session, problem), REFUSED)
+    assume_answered(session, problem)
     because = f"the oracle's value, with scores that are capped at {case.softcap}"
     expect_result(session(problem), session.expected(problem), because)
 
@@ -70,7 +75,7 @@ def gradients_have_the_factor_of_the_cap(session: Session, case: Case) -> None:
 def a_cap_far_above_the_scores_is_right(session: Session, case: Case) -> None:
     """With a cap a thousand times the scores the result is within the bound."""
     plain = case.problem()
-    assume(not refuses(session, plain), REFUSED)
+    assume_answered(session, plain)
     largest = float(session.expected(plain).max_score.nan_to_num().max()) if case.B * case.L * case.S else 1.0
     problem = plain.change(softcap=FAR_ABOVE * max(1.0, largest))
     because = "the oracle's value, with a cap far above the scores"
@@ -89,7 +94,7 @@ def a_cap_far_above_the_scores_is_right(session: Session, case: Case) -> None:
 def a_cap_of_zero_caps_nothing_or_is_refused(session: Session, case: Case) -> None:
     """A cap of 0 gives the result of a call without one, or raises."""
     plain = case.problem()
-    assume(not refuses(session, plain), REFUSED)
+    assume_answered(session, plain)
     try:
         output = session(plain.change(softcap=0.0)).output
     except CallRaised:
@@ -109,7 +114,7 @@ def a_cap_of_zero_caps_nothing_or_is_refused(session: Session, case: Case) -> No
 def scores_far_above_the_cap_give_finite_results(session: Session, case: Case) -> None:
     """Scores far above the cap give finite results, within the bound."""
     problem = case.problem()
-    assume(not refuses(session, problem), REFUSED)
+    assume_answered(session, problem)
     output = session(problem).output
     expected = session.expected(problem).output
     finite = output.tensor.detach().isfinite().cpu() | ~expected.mid.isfinite()

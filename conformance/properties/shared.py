@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 
@@ -35,6 +36,22 @@ def module_of(instance: Instance) -> nn.Module:
 def refuses(session: Session, problem: Problem) -> bool:
     """Return whether the declared policy is "error" and a row is empty, so that every call must raise (MSK-8)."""
     return session.claims.empty_row == "error" and has_empty_row(session, problem)
+
+
+def assume_answered(session: Session, problem: Problem) -> None:
+    """Discard a case whose calls must raise, since a row is empty; see `refuses`."""
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+
+
+@contextmanager
+def windows_refused_without_causal(session: Session, problem: Problem) -> Iterator[None]:
+    """Discard a case whose window is refused because there is no causal flag, where calls may have one."""
+    try:
+        yield
+    except CallRaised:
+        needs_flag = problem.options.window is not None and session.claims.causal is not None
+        assume(problem.is_causal or not needs_flag, "a window is refused without the causal flag")
+        raise
 
 
 def has_empty_row(session: Session, problem: Problem) -> bool:
@@ -258,7 +275,7 @@ def cases_of_each_width(session: Session, case: Case) -> list[Case]:
 
 def expect_together(session: Session, problem: Problem) -> None:
     """Expect the oracle's result where a call says several things about the scores, which it may refuse together."""
-    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    assume_answered(session, problem)
     try:
         result = session(problem)
     except (CallRaised, AdapterError):
@@ -272,13 +289,9 @@ CLEAR = 10.0
 
 def expect_effect(session: Session, problem: Problem, option: str) -> None:
     """Expect a result that is not the one without an option, where the two are clearly apart."""
-    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
-    try:
+    assume_answered(session, problem)
+    with windows_refused_without_causal(session, problem):
         output = session(problem).output  # first: no frame above a call holds an answer
-    except CallRaised:
-        causal = problem.is_causal or session.claims.causal is None or option != "window"
-        assume(causal, "a window is refused without the causal flag")
-        raise
     expected, without = (session.expected(each).output for each in (problem, problem.change(**{option: None})))
     distance = (without.mid - expected.mid).abs()
     apart = distance > CLEAR * torch.maximum(without.rad, expected.rad)

@@ -10,11 +10,15 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import COMMON
 from mha.conformance.harness.assertions import assume, expect_agree, expect_close
-from mha.conformance.harness.errors import CallRaised
-from mha.conformance.harness.recording import RecordedOutput
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_effect, expect_gradients, expect_result, refuses
+from mha.conformance.properties.shared import (
+    assume_answered,
+    expect_effect,
+    expect_gradients,
+    expect_result,
+    windows_refused_without_causal,
+)
 from mha.spec import Problem
 
 # Of the query's own key, of a few keys, open on one side, and at and beside the edges of tiles.
@@ -22,7 +26,6 @@ BOUNDS = ((1, 0), (0, 0), (2, 1), (3, None), (None, 2), (0, 5), (16, 0), (15, 16
 WINDOWS = Domain(masks=COMMON, causal=BOTH, values=MODERATE, windows=BOUNDS)
 # Longer than windows are wide, with more queries than keys as well as fewer.
 LONGER = replace(WINDOWS, masks=("none", "padding"), scale="wide")
-EMPTY = "a row is empty, and the declared policy is 'error'"
 
 
 @property_of("WIN-1", WINDOWS, needs="scores.window", requires="HED-1", must_reject=("ignores_window", "lopsided"))
@@ -47,20 +50,12 @@ def a_window_moves_along_longer_sequences(session: Session, case: Case) -> None:
 
 def _expect_windowed(session: Session, problem: Problem) -> None:
     """Expect the oracle's value with the window of a problem."""
-    assume(not refuses(session, problem), EMPTY)
-    result = _windowed(session, problem)
+    assume_answered(session, problem)
+    with windows_refused_without_causal(session, problem):
+        result = session(problem)
     left, right = ("all" if each is None else each for each in problem.options.window or (None, None))
     because = f"the oracle's value, with a window of {left} keys before a query's own, and {right} after it"
     expect_result(result, session.expected(problem), because)
-
-
-def _windowed(session: Session, problem: Problem) -> RecordedOutput:
-    """Return the result of a call with a window, which may be refused without the causal flag, where there is one."""
-    try:
-        return session(problem)
-    except CallRaised:
-        assume(problem.is_causal or session.claims.causal is None, "a window is refused without the causal flag")
-        raise
 
 
 @property_of(
@@ -75,12 +70,9 @@ def _windowed(session: Session, problem: Problem) -> RecordedOutput:
 def gradients_have_the_window(session: Session, case: Case) -> None:
     """With a window the gradients are within the bound."""
     problem = case.problem()
-    assume(not refuses(session, problem), EMPTY)
-    try:
+    assume_answered(session, problem)
+    with windows_refused_without_causal(session, problem):
         expect_gradients(session, problem, None, "by the oracle's formulas, with the window")
-    except CallRaised:
-        assume(problem.is_causal or session.claims.causal is None, "a window is refused without the causal flag")
-        raise
 
 
 @property_of(
@@ -101,8 +93,9 @@ def a_window_of_everything_equals_none(session: Session, case: Case) -> None:
     problem = plain.change(window=declared.nearest((left, right)))
     covers = torch.equal(problem.allowed(alignment), plain.allowed(alignment))
     assume(covers, "no argument of this form covers everything")
-    assume(not refuses(session, problem), EMPTY)
-    output = _windowed(session, problem).output
+    assume_answered(session, problem)
+    with windows_refused_without_causal(session, problem):
+        output = session(problem).output
     expect_close(output, session.expected(plain).output, because="the oracle's value without a window")
     expect_agree(output, session(plain).output, session.bound_of(plain), because="the output without a window")
 
@@ -119,9 +112,10 @@ def a_window_of_everything_equals_none(session: Session, case: Case) -> None:
 def a_window_of_masked_keys_is_an_empty_row(session: Session, case: Case) -> None:
     """A query whose window has only masked keys gets what is declared for an empty row."""
     problem = case.problem()
-    assume(not refuses(session, problem), EMPTY)
+    assume_answered(session, problem)
     assume(bool(problem.empty_rows(session.claims.alignment).any()), "no window has masked keys only")
-    result = _windowed(session, problem)
+    with windows_refused_without_causal(session, problem):
+        result = session(problem)
     expect_result(result, session.expected(problem), "the oracle's value, with rows that have no key")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from types import MethodType
@@ -126,8 +126,8 @@ def signature_of(
         sinks=option_name("sinks", parameters),
         alibi=option_name("alibi", parameters),
         window=window_names(parameters),
-        required=frozenset(name for name, p in parameters.items() if p.default is p.empty),
-        none_by_default=frozenset(name for name, p in parameters.items() if p.default is None),
+        required=_with_default(parameters, inspect.Parameter.empty),
+        none_by_default=_with_default(parameters, None),
         others=tuple(name for name in others if name != query),
         rotations=frozenset(name for name in others if _is_rotation(parameters[name])),
         query=query,
@@ -194,10 +194,9 @@ def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str
     >>> option_name("is_causal", inspect.signature(lambda x, causal_mask=False: x).parameters)
     'causal_mask'
     """
-    known = (name for name in OPTION_NAMES[option] if name in parameters)
-    if option in OF_NUMBERS:  # a flag of the same name switches something on
-        known = (name for name in known if not _is_flag(parameters[name]))
-    named = next((name for name in known if name not in FLAGS or _is_flag(parameters[name])), None)
+    known = _numbers(OPTION_NAMES[option], parameters) if option in OF_NUMBERS else OPTION_NAMES[option]
+    present = [name for name in known if name in parameters]
+    named = next((name for name in present if name not in FLAGS or _is_flag(parameters[name])), None)
     if named or option != "is_causal":
         return named
     return next((name for name, p in parameters.items() if is_causal_flag(name, p.default)), None)
@@ -210,8 +209,19 @@ def window_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]
     ('window_left',)
     """
     pair = next((pair for pair in WINDOW_PAIRS if all(name in parameters for name in pair)), None)
-    numbers = (name for name in WINDOW_NAMES if name in parameters and not _is_flag(parameters[name]))
-    return pair or tuple(numbers)[:1]
+    return pair or tuple(_numbers(WINDOW_NAMES, parameters))[:1]
+
+
+def _numbers(known: Iterable[str], parameters: Mapping[str, inspect.Parameter]) -> Iterator[str]:
+    """Yield the names of a function that are no flags; a flag of such a name switches something on."""
+    for name in known:
+        if name in parameters and not _is_flag(parameters[name]):
+            yield name
+
+
+def _with_default(parameters: Mapping[str, inspect.Parameter], value: object) -> frozenset[str]:
+    """Return the names of a function's parameters whose default is a value."""
+    return frozenset(name for name, parameter in parameters.items() if parameter.default is value)
 
 
 def _is_flag(parameter: inspect.Parameter) -> bool:

@@ -30,7 +30,7 @@ def _other_window(name: str, text: str, change: Callable[[Bounds], Bounds | None
     return defect(name, text, allow=allow)
 
 
-def _shifted(bounds: Bounds, left: int, right: int) -> Bounds:
+def moved(bounds: Bounds, left: int, right: int) -> Bounds:
     """Return a window with more or fewer keys on the sides that have a bound."""
     before, after = bounds
     return None if before is None else before + left, None if after is None else after + right
@@ -135,7 +135,7 @@ def windows() -> Iterator[Defect]:
         for number, word in ((1, "many"), (-1, "few")):
             text = f"the window has one key too {word} {place} the query's own"
             left, right = (number, 0) if side == "left" else (0, number)
-            yield _other_window(f"window_{side}_{number}", text, partial(_shifted, left=left, right=right))
+            yield _other_window(f"window_{side}_{number}", text, partial(moved, left=left, right=right))
     yield _other_window("window_mirrored", "the window has its sides exchanged", lambda bounds: bounds[::-1])
     yield UNBOUNDED_IS_ZERO
     yield defect("window_alignment", "the window is aligned at the other end", allow=_window_at_other_end)
