@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mha.implementations.formula import allowed_by, capped
+from mha.implementations.formula import allowed_by, capped, weights_of
 from mha.spec import Config, MaskConvention, Options, Weights
 from mha.spec.claims import Alignment
 
@@ -62,7 +62,7 @@ class Formula:
     scale: a key of `SCALES`. causal: how the causal mask is aligned, if it is always causal. projected: whether W_o is
     applied. n_heads: of the query. softmax: the dtype that scores are cast to. multiply, project: the product of two
     tensors, in the heads and in projections. softcap: the cap of the scores, and of their sum with a float mask if
-    caps_bias. A row without an allowed key is NaN.
+    caps_bias. sinks: those of the heads. A row without an allowed key is NaN, or zeros with sinks.
     """
 
     scale: str = "1/sqrt(d_k)"
@@ -74,6 +74,7 @@ class Formula:
     project: Multiply = torch.matmul
     softcap: float | None = None
     caps_bias: bool = False
+    sinks: tuple[float, ...] | None = None
 
     def __call__(self, inputs: tuple[Tensor, Tensor, Tensor], weights: Weights, mask: Tensor | None) -> Tensor:
         """Return the output (B, L, D) for inputs (B, L, D) and a canonical mask, broadcastable to (B, H, L, S)."""
@@ -81,7 +82,11 @@ class Formula:
         options = Options(mask, is_causal=self.causal is not None)
         allowed, bias = allowed_by(options, scores, self.causal or "top_left")
         total = capped(scores + bias, self.softcap) if self.caps_bias else capped(scores, self.softcap) + bias
-        p = total.masked_fill(~allowed, -math.inf).softmax(-1, dtype=self.softmax).to(v.dtype)
+        total = total.masked_fill(~allowed, -math.inf)
+        if self.sinks is None:
+            p = total.softmax(-1, dtype=self.softmax).to(v.dtype)
+        else:
+            p = weights_of(total, allowed, sinks=torch.tensor(self.sinks))
         context = self.multiply(p, v).transpose(1, 2).flatten(2)
         if not self.projected:
             return context

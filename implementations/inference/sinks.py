@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import get_args
 
 import torch
-from torch import Tensor
 
-from mha.implementations.formula import weights_of
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.probes import heads_of, is_close
-from mha.spec import Claims, Scores, causal_mask
+from mha.implementations.inference.probes import is_close
+from mha.spec import Claims, Scores
 from mha.spec.scores import SinkDtype
 
 # Of the heads of trial runs, above and below most of the scores.
@@ -45,32 +42,14 @@ def find_sinks(candidate: Candidate) -> None:
 def _follows(candidate: Candidate, scores: Scores, *, ignored: bool) -> bool:
     """Return whether calls with sinks give what the formula gives with them, or, if ignored, without them."""
     tried = replace(candidate, claims=candidate.claims | {"scores": scores})
+    formula = replace(candidate.formula, sinks=None if ignored else TRIED)
+    if candidate.plainly_causal and formula.causal is None:
+        formula = replace(formula, causal=candidate.claims.get("causal", Claims().causal) or "top_left")
     for probe in candidate.probes:
         result = tried.call_plainly(probe.inputs, sinks=TRIED)
-        expected = _expected(candidate, probe.inputs, ignored=ignored)
-        if result is None or not is_close(result.output, expected):
+        if result is None or not is_close(result.output, formula(probe.inputs, candidate.weights, None)):
             return False
     return True
-
-
-def _expected(candidate: Candidate, inputs: tuple[Tensor, Tensor, Tensor], *, ignored: bool) -> Tensor:
-    """Return the output with sinks, or without them, as the formula of a candidate gives it."""
-    formula, weights = candidate.formula, candidate.weights
-    if ignored:
-        return formula(inputs, weights, None)
-    scores = formula.scores(*inputs[:2], weights)
-    allowed = torch.ones_like(scores, dtype=torch.bool)
-    if formula.causal or candidate.plainly_causal:
-        alignment = formula.causal or candidate.claims.get("causal", Claims().causal) or "top_left"
-        allowed = allowed & causal_mask(scores.shape[2], scores.shape[3], alignment)
-    sinks = torch.tensor(TRIED, dtype=scores.dtype)
-    p = weights_of(scores.masked_fill(~allowed, -math.inf), allowed, sinks=sinks)
-    v = heads_of(inputs[2], weights, "v", formula.n_heads)
-    context: Tensor = (p @ v).transpose(1, 2).flatten(2)
-    if not formula.projected:
-        return context
-    output = context @ weights.w_o.T
-    return output if weights.b_o is None else output + weights.b_o
 
 
 def _narrow_dtype(candidate: Candidate, found: SinkDtype) -> SinkDtype:
