@@ -29,7 +29,7 @@ pytest: $(READY)
 LATTICE ?= 400
 lattice: $(READY)
 	rm -rf build/lattice
-	LATTICE=$(LATTICE) $(BIN)/pytest tests/lattice $$(grep -lE "few(er|est)_cases|mark.(slow|mostly_slow)" tests/test_*.py) -q -n auto --dist worksteal $(OPTIONS)
+	LATTICE=$(LATTICE) $(BIN)/pytest tests/lattice $$(grep -rlE "few(er|est)_cases|mark.(slow|mostly_slow)" tests --include="test_*.py" | grep -v lattice) -q -n auto --dist worksteal $(OPTIONS)
 	$(BIN)/python tests/lattice/summary.py build/lattice
 
 # Time and memory of all that conforms, on one thread and on all; OPTIONS='-k huge' for 8192 tokens, which takes hours.
@@ -57,17 +57,17 @@ ecosystem:
 # A few implementations with other versions of Python, torch and the dependencies, each in an environment of its own of
 # up to 7 GB. ENVIRONMENTS=lowest for some; OPTIONS='--torch-index URL' for builds of torch without CUDA.
 versions:
-	$(PYTHON) tests/versions.py $(ENVIRONMENTS) $(OPTIONS)
+	cd tests && $(PYTHON) -m support.versions $(ENVIRONMENTS) $(OPTIONS)
 
 # What each front end says of code that works against the judge. Takes most of an hour.
 hostile: $(READY)
-	$(BIN)/python tests/hostile_table.py
+	cd tests && ../$(BIN)/python -m support.hostile_table
 
 # The tests of campaigns on a Ray cluster, which is started on this machine; CI does without Ray (355 MB).
 campaign-ray:
 	$(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/pip install -q -c constraints.txt -e '.[dev,ray]'
-	.venv-ray/bin/pytest -q tests/test_campaign_ray.py $(OPTIONS)
+	.venv-ray/bin/pytest -q tests/campaign/test_campaign_ray.py $(OPTIONS)
 
 # docs/report.html: what conforms, and what does not.
 TUTORIALS := $(addprefix mha.conformance.faults.tutorials:,vectorized minimal modular einops fused_qkv)

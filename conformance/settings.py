@@ -17,7 +17,7 @@ from mha.conformance.properties.registry import properties
 from mha.conformance.ranges import SEED
 from mha.conformance.waivers import Waiver, built_in_waivers, read_waivers, shipped_as
 from mha.implementations import Resolved
-from mha.implementations.discovery import original_of, split_name
+from mha.implementations.discovery.resolve import original_of, split_name
 from mha.spec import CLAUSES, Claims, Implementation
 from mha.spec.claims import DEVICES, DTYPES
 from mha.spec.clauses import VERSIONS

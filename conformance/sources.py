@@ -21,7 +21,7 @@ from pathlib import Path
 import mha.implementations
 import mha.spec
 from mha.conformance.imported import imported_by, located
-from mha.implementations.loaded import MAINS, every_module, file_of
+from mha.implementations.discovery.loaded import MAINS, every_module, file_of
 
 # What is installed is known by its version.
 INSTALLED = ("site-packages", "dist-packages")

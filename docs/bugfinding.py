@@ -22,7 +22,7 @@ from mha.conformance.engine.search import Budget, Search
 from mha.conformance.faults.registry import FAULTS, Fault
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.settings import PROFILES, Profile
-from mha.implementations.torch_state import threads
+from mha.implementations.process.torch_state import threads
 
 MOST = 200
 DEFAULT = PROFILES["default"]

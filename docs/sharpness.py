@@ -25,8 +25,8 @@ from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.known_bad.catalogue import scores_times
 from mha.conformance.harness.known_bad.defect import KnownBad
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.directions import directions
 from mha.conformance.properties.registry import properties
+from mha.conformance.properties.support.directions import directions
 from mha.spec import Claims, Expected, Problem, Rounding, oracle
 from mha.spec.directed import allowances
 from mha.spec.directed_gradients import allowance_of_gradients

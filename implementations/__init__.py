@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mha.implementations.adapters.kernel import from_kernel
-from mha.implementations.adapters.masks import MaskFormat, shape_mask
+from mha.implementations.adapters.mask_forms import MaskFormat, shape_mask
 from mha.implementations.adapters.module import from_module
 from mha.implementations.adapters.outputs import as_output
-from mha.implementations.discovery import Registered, Resolved, discover, preflight, resolve
-from mha.implementations.errors import ImplementationError, UnavailableError, UnsupportedCallError
+from mha.implementations.discovery.errors import ImplementationError, UnavailableError, UnsupportedCallError
+from mha.implementations.discovery.resolve import Registered, Resolved, discover, preflight, resolve
 from mha.implementations.inference.infer import Inference
 
 if TYPE_CHECKING:

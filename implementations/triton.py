@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mha.implementations.adapters.kernel import from_kernel
-from mha.implementations.errors import UnavailableError
+from mha.implementations.discovery.errors import UnavailableError
 from mha.spec import Claims, Rounding
 from mha.spec.claims import COMPUTE_DTYPES
 

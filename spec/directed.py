@@ -37,8 +37,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mha.spec.places import Place
 from mha.spec.rounding_graph import RoundingGraph, Uses
+from mha.spec.rounding_places import Place
 
 # Standard deviations: 2 exp(-LAMBDA^2 / 2) is the probability of a false alarm, 3e-14.
 LAMBDA = 8.0

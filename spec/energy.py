@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from mha.spec.directed import LAMBDA
-from mha.spec.places import Place
 from mha.spec.rounding_graph import RoundingGraph
+from mha.spec.rounding_places import Place
 
 # Of random signs, for the traces.
 PROBES = 8

@@ -26,9 +26,9 @@ from torch import Tensor
 from mha.spec.backward import SOFTMAX_STEPS
 from mha.spec.bounds import units_of
 from mha.spec.claims import Claims
-from mha.spec.places import Place, copies_of
 from mha.spec.problem import INPUTS, Problem
 from mha.spec.rounding_graph import RoundingGraph, rounding_graph
+from mha.spec.rounding_places import Place, copies_of
 from mha.spec.softmax import normaliser_error
 
 # Into how many parts the queries or the keys may be split, with partial sums that are stored.

@@ -48,7 +48,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for no cause of failures, which costs much where many classes fail; tests/test_diagnosis.py does."""
+    """Look for no cause of failures, which costs much where many classes fail; tests/diagnosis/test_diagnosis.py does."""
     monkeypatch.setattr(judge, "diagnose", lambda *_: "")
     monkeypatch.setattr(judge, "first_wrong_step", lambda *_: "")
 
@@ -65,7 +65,7 @@ def few(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
     """Try so many boundary cases of each property, and no random case, unless `make lattice` tries them all.
 
     So few cases are not tried on known-bad answers, which would take as long again and could hardly prove too little;
-    tests/test_coverage.py does that.
+    tests/selftest/test_coverage.py does that.
     """
     if not os.environ.get("LATTICE"):
         fewer = replace(settings.PROFILES["quick"], boundary=boundary, examples=0)

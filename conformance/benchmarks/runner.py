@@ -17,7 +17,7 @@ from mha.conformance.harness.assertions import expect_no_worse
 from mha.conformance.harness.errors import AdapterError, Violation
 from mha.conformance.harness.isolation import guarded, require_plain
 from mha.conformance.harness.memory import memory_limit, peak_memory
-from mha.implementations.pristine import pristine
+from mha.implementations.process.pristine import pristine
 from mha.spec import Implementation, Problem
 from mha.spec.problem import INPUTS
 

@@ -227,7 +227,7 @@ def _judged(data: dict[str, Any]) -> Iterator[dict[str, object]]:
     from mha.conformance.campaign.targets import changed, find
     from mha.conformance.engine.judge import judge
     from mha.conformance.harness.isolation import gpu_is_lost
-    from mha.implementations.pristine import torch_changes
+    from mha.implementations.process.pristine import torch_changes
 
     tuples = {name: tuple(data[name]) for name in ("clauses", "require", "waivers")}
     job = Job(**data | tuples | {"cases": tuple(map(tuple, data["cases"]))})

@@ -15,8 +15,8 @@ from mha.conformance.engine import subjects
 from mha.conformance.engine.workers import all_cores
 from mha.conformance.sources import Sources, loaded_sources, packages_of, watching_files
 from mha.implementations import Registered, Resolved, UnavailableError, resolve
-from mha.implementations.discovery import GROUP, split_name
-from mha.implementations.loaded import file_of, module_named
+from mha.implementations.discovery.loaded import file_of, module_named
+from mha.implementations.discovery.resolve import GROUP, split_name
 
 COMMAND = (sys.executable, "-P", "-c", "from mha.conformance.campaign.targets import work; work()")
 # In seconds: for a process to import torch, and then for it to import and build an implementation.

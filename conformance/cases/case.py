@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha.conformance.cases.layouts import MIXED, lay_out
-from mha.conformance.cases.masks import make_mask
+from mha.conformance.cases.mask_kinds import make_mask
+from mha.conformance.cases.memory_layouts import MIXED, lay_out
 from mha.conformance.cases.values import make_inputs
 from mha.spec import Config, Options, Problem, to_convention
 from mha.spec.claims import Alignment
@@ -54,12 +54,12 @@ class Case:
     variant: what is not everyday about it, "plain" or a name in `mha.conformance.cases.variants`.
     B, L, S: the sizes: items in the batch, queries, keys.
     dtype, device: names, as in torch.
-    mask: a kind of mask, see `mha.conformance.cases.masks`. mask_axes: the axes along which it may differ, whatever its
+    mask: a kind of mask, see `mha.conformance.cases.mask_kinds`. mask_axes: the axes along which it may differ, whatever its
         kind. additive: a boolean mask is given as 0 and -infinity.
     causal: the `is_causal` flag of the call; alignment: of the causal mask where L != S.
     inputs: "cross" (three tensors), "self" (one tensor passed three times), "memory" (key and value are one tensor),
         "query_key" (query and key are), or "query_value" (query and value are).
-    layout: the memory layout of the inputs, see `mha.conformance.cases.layouts`; "mixed" gives each a different one.
+    layout: the memory layout of the inputs, see `mha.conformance.cases.memory_layouts`; "mixed" gives each a different one.
     values: the distribution of the numbers, see `mha.conformance.cases.values`.
     mode: train or eval and the gradient mode of the call, see `mha.conformance.cases.modes`.
     need_weights, return_lse: whether the call asks for the weights, and for the log-sum-exp.

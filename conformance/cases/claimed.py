@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mha.conformance.cases.masks import EXTENTS, OF_NUMBERS
+from mha.conformance.cases.mask_kinds import EXTENTS, OF_NUMBERS
 from mha.conformance.cases.variants import VARIANTS
 from mha.spec import Claims
 from mha.spec.claims import smallest_from

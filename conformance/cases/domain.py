@@ -18,8 +18,8 @@ from mha.conformance.cases.claimed import (
     takes_scale,
     takes_variant,
 )
-from mha.conformance.cases.layouts import LAYOUTS
-from mha.conformance.cases.masks import EXTENTS, GROUPS, OF_NUMBERS
+from mha.conformance.cases.mask_kinds import EXTENTS, GROUPS, OF_NUMBERS
+from mha.conformance.cases.memory_layouts import LAYOUTS
 from mha.conformance.cases.reasons import NeedsClaim, NotApplicable, Reason
 from mha.conformance.cases.variants import VARIANTS, as_variant
 from mha.spec import Claims

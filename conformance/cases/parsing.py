@@ -10,8 +10,8 @@ from math import prod
 from typing import Any, get_args
 
 from mha.conformance.cases.case import SHARING, SINKS, SLOPES, Case
-from mha.conformance.cases.layouts import LAYOUTS
-from mha.conformance.cases.masks import EXTENTS
+from mha.conformance.cases.mask_kinds import EXTENTS
+from mha.conformance.cases.memory_layouts import LAYOUTS
 from mha.conformance.cases.modes import MODES
 from mha.conformance.cases.values import VALUES
 from mha.conformance.cases.variants import VARIANTS

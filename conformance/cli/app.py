@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mha.conformance.cli.campaign import campaign
+from mha.conformance.cli.campaign_app import campaign
 from mha.conformance.cli.completion import complete_clause, complete_target
 from mha.conformance.cli.printing import HELP_WIDTH, errors_in_one_line, exit_guarded, print_folded
 

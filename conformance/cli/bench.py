@@ -37,8 +37,8 @@ from mha.conformance.settings import Settings, by_name, validate_choice, validat
 from mha.conformance.sources import judge_digest, loaded_sources, watching_files
 from mha.conformance.waivers import expiry_notes, validate_judged
 from mha.implementations import Resolved
-from mha.implementations.discovery import find, split_name
-from mha.implementations.torch_state import threads
+from mha.implementations.discovery.resolve import find, split_name
+from mha.implementations.process.torch_state import threads
 from mha.spec import Implementation
 from mha.spec.claims import DTYPES
 

@@ -15,7 +15,7 @@ from mha.conformance.cli.ci import HOW_TO_SAY_WHERE, badge, installed_from, job_
 from mha.conformance.project import WAIVERS
 from mha.conformance.reports.writing import write_together
 from mha.implementations import ImplementationError, resolve
-from mha.implementations.loaded import file_of, module_named
+from mha.implementations.discovery.loaded import file_of, module_named
 from mha.spec.clauses import VERSIONS
 
 # Its first letter keeps it out of the modules that setuptools finds by itself in the root of a project.

@@ -13,7 +13,7 @@ from mha.conformance.reports.writing import write_text
 from mha.conformance.results import Verdict
 from mha.conformance.shown import visible
 from mha.conformance.waivers import Waiver, read_waivers
-from mha.implementations.discovery import split_name
+from mha.implementations.discovery.resolve import split_name
 
 # A blocked clause is not known to fail, and one with a stale waiver does not fail.
 FAILING = ("fail", "refused")

@@ -22,8 +22,8 @@ from threading import Thread
 from typing import IO, TYPE_CHECKING, Any
 
 from mha.conformance.engine.watch import TIMES_SIZE
-from mha.implementations.clock import CLOCK
-from mha.implementations.errors import INTERRUPTED
+from mha.implementations.discovery.errors import INTERRUPTED
+from mha.implementations.process.clock import CLOCK
 
 if TYPE_CHECKING:
     from mha.implementations import Resolved
@@ -128,8 +128,8 @@ def _found(targets: Sequence[str], say: Say, *, is_heard: bool) -> dict[str, Res
     """
     from mha.conformance.engine import subjects
     from mha.conformance.settings import by_name
-    from mha.implementations.discovery import find
-    from mha.implementations.pristine import torch_changes
+    from mha.implementations.discovery.resolve import find
+    from mha.implementations.process.pristine import torch_changes
 
     loading = ""
 

@@ -9,7 +9,7 @@ from functools import wraps
 from importlib import import_module
 from typing import Any
 
-from mha.implementations.loaded import attribute, every_module, file_of
+from mha.implementations.discovery.loaded import attribute, every_module, file_of
 
 # Within Hypothesis; a version without these names does not look.
 PLACE, LOOKS, SEEN, FOUND = (

@@ -9,7 +9,7 @@ from mha.conformance.cases.domain import Domain
 from mha.conformance.engine.preconditions import plain_cases
 from mha.conformance.properties.registry import properties
 from mha.conformance.settings import Settings
-from mha.implementations.torch_state import threads
+from mha.implementations.process.torch_state import threads
 from mha.spec import Claims, oracle
 
 # What a property and each of its cases cost, in plain calls of the oracle: measured over the built-in implementations,

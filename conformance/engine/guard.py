@@ -138,7 +138,7 @@ def _end_when_overdue(times: Times, parent: int, timeout: float) -> NoReturn:
 
 def _share(times: Times) -> None:
     """Let the clock of this process write where another one reads."""
-    from mha.implementations.clock import CLOCK
+    from mha.implementations.process.clock import CLOCK
 
     CLOCK.share(times.shared)
 

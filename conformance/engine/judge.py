@@ -10,23 +10,23 @@ from time import perf_counter
 import torch
 
 from mha.conformance.cases.reasons import OTHER_DTYPES, NotApplicable
-from mha.conformance.engine.arguments import arguments_of
-from mha.conformance.engine.diagnosis import diagnose
-from mha.conformance.engine.reproduction import script
+from mha.conformance.diagnosis.arguments import arguments_of
+from mha.conformance.diagnosis.diagnose import diagnose
+from mha.conformance.diagnosis.steps import first_wrong_step
 from mha.conformance.engine.search import Failure, PropertyResult, run_property
-from mha.conformance.engine.steps import first_wrong_step
 from mha.conformance.harness.errors import CallRaised, GpuLost
 from mha.conformance.harness.integrity import look_again
 from mha.conformance.harness.isolation import contained, gpu_is_lost, heeding_interrupts
 from mha.conformance.harness.known_bad.advice import fix_of
 from mha.conformance.properties.registry import Property, needs_ranks, properties
 from mha.conformance.results import Rejections, Report, Status, Verdict, now
+from mha.conformance.scripts.reproduction import script
 from mha.conformance.settings import Settings, Task
 from mha.conformance.sharding.gathered import runs_on_ranks_only
 from mha.conformance.waivers import Waiver, waivers_for
 from mha.implementations import Resolved, preflight
-from mha.implementations.discovery import as_resolved
-from mha.implementations.pristine import torch_changes
+from mha.implementations.discovery.resolve import as_resolved
+from mha.implementations.process.pristine import torch_changes
 from mha.spec import CLAUSES, Implementation
 
 # Clauses that are about more than accuracy: a failure by a few roundings is one of NUM-1, if that fails too.

@@ -13,7 +13,7 @@ from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, Vi
 from mha.conformance.harness.recording import CallStep
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, PropertyFunction, properties
-from mha.implementations.torch_state import preserved
+from mha.implementations.process.torch_state import preserved
 from mha.spec import Claims, Implementation
 from mha.spec.problem import INPUTS
 

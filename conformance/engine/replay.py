@@ -18,7 +18,7 @@ from mha.conformance.properties.registry import Property, properties
 from mha.conformance.results import NONCONFORMING, Report, Verdict
 from mha.conformance.settings import validate_devices
 from mha.implementations import resolve
-from mha.implementations.torch_state import threads
+from mha.implementations.process.torch_state import threads
 from mha.spec import Implementation
 
 Outcome = Literal["FAILS", "FIXED", "INAPPLICABLE"]

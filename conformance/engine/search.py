@@ -39,7 +39,7 @@ from mha.conformance.settings import Profile, Settings
 from mha.conformance.sharding.group import RankError
 from mha.conformance.waivers import Waiver
 from mha.implementations import UnsupportedCallError
-from mha.implementations.torch_state import preserved, threads
+from mha.implementations.process.torch_state import preserved, threads
 from mha.spec import Implementation
 
 TOO_COARSE = "with the rounding that is declared, wrong answers are within the bound"

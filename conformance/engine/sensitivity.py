@@ -20,7 +20,7 @@ from mha.conformance.harness.recording import CallStep, RecordedOutput, Recorded
 from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.registry import Property
 from mha.conformance.results import Rejections
-from mha.implementations.pristine import as_our_own
+from mha.implementations.process.pristine import as_our_own
 from mha.spec import Claims, Problem
 from mha.spec.bounds import Ball
 from mha.spec.problem import INPUTS

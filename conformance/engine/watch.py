@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO
 
-# Of the three numbers of `mha.implementations.clock`, in bytes.
+# Of the three numbers of `mha.implementations.process.clock`, in bytes.
 TIMES_SIZE = 24
 # What takes no call at all, as the judge's own work on a large case, may take so many times as long as a call, and so
 # many seconds at least.

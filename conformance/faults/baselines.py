@@ -20,8 +20,8 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.reference import plain_formula
 from mha.conformance.harness.errors import AdapterError, Violation
 from mha.conformance.harness.isolation import guarded
+from mha.implementations.process.torch_state import preserved
 from mha.implementations.torch_mha import implementation as torch_mha
-from mha.implementations.torch_state import preserved
 from mha.spec import Implementation, Problem
 
 GRID = tuple(

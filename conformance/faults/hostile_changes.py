@@ -25,7 +25,7 @@ from mha.conformance.faults.hostile import hostile
 from mha.conformance.harness import assertions, integrity, isolation
 from mha.conformance.properties import registry
 from mha.conformance.results import Report, Verdict
-from mha.implementations import originals
+from mha.implementations.discovery import originals
 from mha.spec import Output
 
 OFF = 1000.0

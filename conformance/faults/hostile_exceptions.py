@@ -17,7 +17,7 @@ from mha.conformance.faults.base import Complete, Direct
 from mha.conformance.faults.hostile import hostile
 from mha.conformance.harness.assertions import assume
 from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, GpuLost, Violation
-from mha.implementations.errors import ImplementationError, UnsupportedCallError
+from mha.implementations.discovery.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Output
 
 ERROR = ImplementationError("nothing is wrong")

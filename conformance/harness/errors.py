@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mha.implementations.errors import ImplementationError
+from mha.implementations.discovery.errors import ImplementationError
 
 if TYPE_CHECKING:
     from mha.conformance.cases.case import Case

@@ -19,9 +19,9 @@ from mha.conformance.harness.errors import CALL, AdapterError, GpuLost, Violatio
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import attributed
 from mha.conformance.harness.session import Session
-from mha.implementations.loaded import attribute, module_named
-from mha.implementations.pristine import as_found
-from mha.implementations.torch_state import SETTINGS, preserved, settings
+from mha.implementations.discovery.loaded import attribute, module_named
+from mha.implementations.process.pristine import as_found
+from mha.implementations.process.torch_state import SETTINGS, preserved, settings
 from mha.spec import Implementation, Problem
 
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.provenance import note_adapter
-from mha.implementations.discovery import original_of
-from mha.implementations.loaded import attribute
-from mha.implementations.originals import Changes, changes, new_changes
-from mha.implementations.pristine import pristine, put_back
-from mha.implementations.surroundings import Surroundings
+from mha.implementations.discovery.loaded import attribute
+from mha.implementations.discovery.originals import Changes, changes, new_changes
+from mha.implementations.discovery.resolve import original_of
+from mha.implementations.process.pristine import pristine, put_back
+from mha.implementations.process.surroundings import Surroundings
 from mha.spec import Implementation
 
 # What an implementation has changed, in words, by identity; it is kept alive so that its id is not used again.

@@ -18,9 +18,9 @@ from torch import Tensor
 from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, GpuLost, Violation
 from mha.conformance.harness.plain import all_plain, clean
 from mha.conformance.harness.provenance import is_of_judge, passed_judged_code
-from mha.implementations.errors import ImplementationError
-from mha.implementations.pristine import as_found
-from mha.implementations.raised import place_of
+from mha.implementations.discovery.errors import ImplementationError
+from mha.implementations.discovery.raised import place_of
+from mha.implementations.process.pristine import as_found
 from mha.spec import Weights
 
 # What stops a run beside Ctrl-C, and is no exception of the implementation; the pytest plugin adds its time limit.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance.harness.plain import untouched, viewed
-from mha.implementations.pristine import may_answer
+from mha.implementations.process.pristine import may_answer
 from mha.spec import Claims, Expected, Problem, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
 from mha.spec.problem import INPUTS

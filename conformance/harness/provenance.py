@@ -14,8 +14,8 @@ from types import CodeType, FrameType, FunctionType, TracebackType
 
 import torch
 
-from mha.implementations.errors import ImplementationError
-from mha.implementations.originals import codes
+from mha.implementations.discovery.errors import ImplementationError
+from mha.implementations.discovery.originals import codes
 
 # Where adapters and sessions raise what steers the judge, within a call of judged code.
 RAISERS = (
@@ -26,7 +26,7 @@ RAISERS = (
     "mha.implementations.adapters",
 )
 # Of this package: what judges. The rest is what is judged.
-JUDGING = ("mha.spec", "mha.conformance", "mha.implementations.adapters", "mha.implementations.pristine")
+JUDGING = ("mha.spec", "mha.conformance", "mha.implementations.adapters", "mha.implementations.process.pristine")
 _paths = sysconfig.get_paths()
 _INSTALLED = (_paths["purelib"], _paths["platlib"])
 _TORCH, _PYTHON = str(Path(torch.__file__).parent) + os.sep, (_paths["stdlib"] + os.sep, "<frozen ")

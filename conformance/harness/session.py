@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.layouts import copy_of, lay_out
+from mha.conformance.cases.memory_layouts import copy_of, lay_out
 from mha.conformance.cases.modes import MODES
 from mha.conformance.harness import oracle_answers
+from mha.conformance.harness.amx_defect import may_mix_rows
 from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.errors import CALL, Discard, Violation
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import guarded, require_gradients, require_plain
-from mha.conformance.harness.mixed_rows import may_mix_rows
 from mha.conformance.harness.plain import Given, config_given, copied, version_of, viewed, weights_given
 from mha.conformance.harness.recording import (
     BuildStep,
@@ -32,8 +32,8 @@ from mha.conformance.harness.recording import (
 from mha.conformance.sharding.gathered import claims_on_ranks, on_ranks
 from mha.implementations.adapters.compiled import compiled_again
 from mha.implementations.adapters.construction import built_for_calls
-from mha.implementations.loaded import attribute
-from mha.implementations.pristine import as_found
+from mha.implementations.discovery.loaded import attribute
+from mha.implementations.process.pristine import as_found
 from mha.spec import (
     Attention,
     Claims,

@@ -8,20 +8,24 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, FEW_LAYOUTS, MODERATE, MOST_VALUES, Domain
-from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
+from mha.conformance.cases.mask_kinds import BOOLEAN, FEW, FLOAT
 from mha.conformance.cases.transforms import passing_heads, with_width, zeroed
 from mha.conformance.harness.assertions import assume, expect_close
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.domains import (
+from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.domains import (
     EVERYDAY_INFERENCE,
     EVERYDAY_SIZES,
     MANY_ELEMENTS_IN_HALF,
     ONE_OF_EACH_WIDTH,
     WIDE_HEADS,
 )
-from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import cases_of_each_width, expect_no_worse_than_plain, expect_result
-from mha.implementations.torch_state import threads
+from mha.conformance.properties.support.shared_assertions import (
+    cases_of_each_width,
+    expect_no_worse_than_plain,
+    expect_result,
+)
+from mha.implementations.process.torch_state import threads
 
 FORWARD_DEFECTS = ("lopsided", "slightly_lopsided", "unmasked", "slightly_scaled", "one_weight")
 

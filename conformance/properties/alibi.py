@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT, Domain
-from mha.conformance.cases.masks import BOOLEAN, COMMON, FLOAT
+from mha.conformance.cases.mask_kinds import BOOLEAN, COMMON, FLOAT
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import (
+from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
     expect_effect,
     expect_gradients,

@@ -8,12 +8,12 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT, Domain
-from mha.conformance.cases.masks import BOOLEAN, COMMON, EMPTY, FLOAT
+from mha.conformance.cases.mask_kinds import BOOLEAN, COMMON, EMPTY, FLOAT
 from mha.conformance.harness.assertions import expect, expect_close
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import (
+from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
     expect_effect,
     expect_gradients,

@@ -6,14 +6,14 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import DENSE, MODERATE, WIDE_RANGE, WITH_GRADIENT, Domain
-from mha.conformance.cases.masks import BOOLEAN, FLOAT
+from mha.conformance.cases.mask_kinds import BOOLEAN, FLOAT
 from mha.conformance.cases.transforms import as_claimed
 from mha.conformance.harness.assertions import expect_agree, expect_close, expect_equal
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_unread
+from mha.conformance.properties.support.shared_assertions import expect_unread
 from mha.spec import Problem, causal_mask, join_causal
 from mha.spec.problem import INPUTS
 

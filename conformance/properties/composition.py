@@ -21,17 +21,17 @@ from torch import Tensor, nn
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, Domain
-from mha.conformance.cases.layouts import leaf_of
-from mha.conformance.cases.masks import EMPTY
+from mha.conformance.cases.mask_kinds import EMPTY
+from mha.conformance.cases.memory_layouts import leaf_of
 from mha.conformance.cases.modes import MODES
 from mha.conformance.cases.transforms import with_dropout
 from mha.conformance.harness.assertions import assume, expect_agree, expect_close
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.plain import viewed
 from mha.conformance.harness.session import Instance, Session
-from mha.conformance.properties.domains import AUTOCAST, AUTOCAST_DTYPE
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import (
+from mha.conformance.properties.support.domains import AUTOCAST, AUTOCAST_DTYPE
+from mha.conformance.properties.support.shared_assertions import (
     as_causal,
     assume_answered,
     expect_backward,

@@ -22,7 +22,7 @@ from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.registry import property_of
 from mha.implementations import UnsupportedCallError
 from mha.implementations.adapters.module import ModuleImplementation
-from mha.implementations.discovery import original_of
+from mha.implementations.discovery.resolve import original_of
 from mha.spec import Config, Problem, Weights
 
 UNCHECKED = ("never_refuses",)

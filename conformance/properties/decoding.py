@@ -12,9 +12,9 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.transforms import extra_keys, with_dropout, with_extra
 from mha.conformance.harness.errors import Discard, Violation
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.decoded_sequence import DecodedSequence
-from mha.conformance.properties.domains import DECODING
 from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.decoded_sequence import DecodedSequence
+from mha.conformance.properties.support.domains import DECODING
 from mha.spec import Problem
 
 # Long enough to be cut.

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_MODES, BOTH, DENSE, HALF, INPUTS, Domain
-from mha.conformance.cases.masks import FEW
+from mha.conformance.cases.mask_kinds import FEW
 from mha.conformance.cases.transforms import item
 from mha.conformance.harness.assertions import assume, expect
 from mha.conformance.harness.oracle_answers import kept
 from mha.conformance.harness.recording import BuildStep, CallStep, RecordedTensor
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.directed_script import assertion_of, percent
-from mha.conformance.properties.directions import Direction, directions
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import refuses
+from mha.conformance.properties.support.directed_script import assertion_of, percent
+from mha.conformance.properties.support.directions import Direction, directions
+from mha.conformance.properties.support.shared_assertions import refuses
 from mha.spec import Claims, Problem
 from mha.spec.directed import Allowance, allowance, allowances
 from mha.spec.rounding_graph import rounding_graph

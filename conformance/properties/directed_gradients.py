@@ -26,7 +26,8 @@ from mha.conformance.properties.directed import (
     expect_explained,
     last_call,
 )
-from mha.conformance.properties.directed_script import (
+from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.directed_script import (
     BACKWARD_SCALE,
     D_SCORE,
     LAST_KEY_GRADIENT,
@@ -36,8 +37,7 @@ from mha.conformance.properties.directed_script import (
     gradient_assertion_of,
     random_gradients,
 )
-from mha.conformance.properties.directions import Direction, last_key, masked_weight, random_signs
-from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.directions import Direction, last_key, masked_weight, random_signs
 from mha.spec import Problem
 from mha.spec.directed import Allowance
 from mha.spec.directed_gradients import allowances_of_gradients

@@ -14,7 +14,6 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.transforms import with_dropout, with_extra
 from mha.conformance.harness.assertions import assume
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.decoded_sequence import DecodedSequence
 from mha.conformance.properties.directed import (
     MANY_ROWS,
     assume_modelled,
@@ -22,9 +21,10 @@ from mha.conformance.properties.directed import (
     expect_rounding_alone,
 )
 from mha.conformance.properties.directed_gradients import GRADIENT_ROWS, expect_gradients_by_rounding_alone
-from mha.conformance.properties.domains import AUTOCAST, AUTOCAST_DTYPE
 from mha.conformance.properties.paths import call_with_extras
 from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.decoded_sequence import DecodedSequence
+from mha.conformance.properties.support.domains import AUTOCAST, AUTOCAST_DTYPE
 
 # So many items that a scale 2% off shows for one query of each, too.
 VARIANT_ROWS = replace(MANY_ROWS, sizes={"n_heads": (4, 8), "head_dim": (32, 16), "B": (32,), "L": (33, 1), "S": (33,)})

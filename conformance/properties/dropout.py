@@ -11,16 +11,17 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, Domain
-from mha.conformance.cases.layouts import leaf_of
-from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
+from mha.conformance.cases.mask_kinds import BOOLEAN, COMMON, FEW, FLOAT
+from mha.conformance.cases.memory_layouts import leaf_of
 from mha.conformance.cases.transforms import passing_heads, with_dropout, with_width, zeroed
 from mha.conformance.harness.assertions import assume, expect, expect_close, expect_equal
 from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.domains import DROPOUT_PATTERNS, DROPOUT_SEEDS
-from mha.conformance.properties.dropout_statistics import (
+from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.domains import DROPOUT_PATTERNS, DROPOUT_SEEDS
+from mha.conformance.properties.support.dropout_statistics import (
     LARGE_LENGTH,
     PROBABILITIES,
     expect_dropped_weights,
@@ -30,8 +31,7 @@ from mha.conformance.properties.dropout_statistics import (
     expect_zero_or_rescaled,
     showing_dropped_weights,
 )
-from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import assume_unquantised, weights_of
+from mha.conformance.properties.support.shared_assertions import assume_unquantised, weights_of
 from mha.spec import Problem
 from mha.spec.bounds import Ball, units_of
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, HALF, MODERATE, MOST_VALUES, WITH_GRADIENT, Domain
-from mha.conformance.cases.layouts import leaf_of
-from mha.conformance.cases.masks import BOOLEAN, COMMON, EMPTY, FEW, FLOAT
+from mha.conformance.cases.mask_kinds import BOOLEAN, COMMON, EMPTY, FEW, FLOAT
+from mha.conformance.cases.memory_layouts import leaf_of
 from mha.conformance.cases.reference import plain_formula
 from mha.conformance.cases.transforms import with_dropout
 from mha.conformance.harness.assertions import (
@@ -25,9 +25,9 @@ from mha.conformance.harness.assertions import (
 )
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.domains import EVERYDAY_SIZES, MANY_GRADIENTS_IN_HALF, ONE_OF_EACH_WIDTH
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import (
+from mha.conformance.properties.support.domains import EVERYDAY_SIZES, MANY_GRADIENTS_IN_HALF, ONE_OF_EACH_WIDTH
+from mha.conformance.properties.support.shared_assertions import (
     assume_as_accurate_as_plain,
     assume_finite,
     cases_of_each_width,

@@ -8,12 +8,12 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, MODERATE, Domain
-from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
+from mha.conformance.cases.mask_kinds import BOOLEAN, COMMON, FEW, FLOAT
 from mha.conformance.cases.transforms import passing_heads
 from mha.conformance.harness.assertions import expect, expect_agree, expect_close, expect_unchanged
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import another_order
+from mha.conformance.properties.support.shared_assertions import another_order
 from mha.spec.bounds import Ball
 
 # Defects that show without a mask.

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
-from mha.conformance.cases.masks import FLOAT
+from mha.conformance.cases.mask_kinds import FLOAT
 from mha.conformance.cases.transforms import as_claimed
 from mha.conformance.harness.assertions import assume, expect_close, expect_each_raises
 from mha.conformance.harness.errors import AdapterError, CallRaised
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import has_empty_row
+from mha.conformance.properties.support.shared_assertions import has_empty_row
 from mha.implementations import UnsupportedCallError
 from mha.spec import Claims, Problem
 from mha.spec.dtypes import TRAITS, torch_dtype

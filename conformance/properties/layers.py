@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
-from mha.conformance.cases.masks import COMMON
+from mha.conformance.cases.mask_kinds import COMMON
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close
 from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import assume_unquantised, module_of
+from mha.conformance.properties.support.shared_assertions import assume_unquantised, module_of
 from mha.implementations.adapters.construction import construct, parameters_of
 from mha.implementations.adapters.module import ModuleImplementation
-from mha.implementations.discovery import original_of
+from mha.implementations.discovery.resolve import original_of
 from mha.spec import Problem
 
 FEW = Domain(inputs=("cross", "self"), values=("normal",), layouts=DENSE, modes=("eval", "no_grad"), min_S=2)

@@ -12,9 +12,9 @@ from mha.conformance.cases.domain import BOUNDED, HALF, MODERATE, WITH_GRADIENT
 from mha.conformance.cases.transforms import select_queries
 from mha.conformance.harness.assertions import expect_close
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.domains import FEW_QUERIES, LONG_ROWS
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import (
+from mha.conformance.properties.support.domains import FEW_QUERIES, LONG_ROWS
+from mha.conformance.properties.support.shared_assertions import (
     as_causal,
     assume_unquantised,
     expect_gradients,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT, Domain
-from mha.conformance.cases.layouts import leaf_of
-from mha.conformance.cases.masks import BOOLEAN, COMMON, EMPTY, FLOAT
+from mha.conformance.cases.mask_kinds import BOOLEAN, COMMON, EMPTY, FLOAT
+from mha.conformance.cases.memory_layouts import leaf_of
 from mha.conformance.harness.assertions import assume, expect_close
 from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.errors import Violation
@@ -20,7 +20,7 @@ from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import assume_answered, has_empty_row, input_gradients
+from mha.conformance.properties.support.shared_assertions import assume_answered, has_empty_row, input_gradients
 from mha.spec import Lse, Problem
 from mha.spec.bounds import Ball
 

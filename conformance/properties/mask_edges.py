@@ -10,15 +10,15 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_MODES, BOTH, DENSE, MODERATE, WIDE_RANGE, WITH_GRADIENT, Domain
-from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
+from mha.conformance.cases.mask_kinds import BOOLEAN, EMPTY, FLOAT
 from mha.conformance.cases.transforms import as_claimed, passing_heads, with_dropout
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close, expect_raises
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.recording import RecordedOutput, RecordedTensor
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.domains import EVERYDAY_SIZES
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import assume_answered, expect_finite, expect_gradients
+from mha.conformance.properties.support.domains import EVERYDAY_SIZES
+from mha.conformance.properties.support.shared_assertions import assume_answered, expect_finite, expect_gradients
 from mha.spec import Claims, Problem, to_convention
 from mha.spec.bounds import Ball
 

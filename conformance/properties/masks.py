@@ -12,7 +12,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.claimed import claimed_axes
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
-from mha.conformance.cases.masks import BOOLEAN, FLOAT, make_mask
+from mha.conformance.cases.mask_kinds import BOOLEAN, FLOAT, make_mask
 from mha.conformance.cases.transforms import (
     as_claimed,
     as_wide_as_claimed,
@@ -30,7 +30,7 @@ from mha.conformance.harness.assertions import (
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import (
+from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
     assume_unquantised,
     expect_rows_unchanged,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, Domain
-from mha.conformance.cases.layouts import leaf_of
+from mha.conformance.cases.memory_layouts import leaf_of
 from mha.conformance.harness.assertions import assume, expect
 from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.isolation import guarded
@@ -14,7 +14,7 @@ from mha.conformance.harness.memory import peak_memory
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.implementations.adapters.calling import CallByName
-from mha.implementations.discovery import original_of
+from mha.implementations.discovery.resolve import original_of
 from mha.spec.claims import smallest_from
 
 # The second length is four times the first one. What grows with it takes four times the memory, what grows with its

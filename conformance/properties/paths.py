@@ -11,14 +11,14 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_MODES, BOTH, DENSE, FEW_VALUES, MODERATE, WITH_GRADIENT, Domain
-from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT, NO_EMPTY_ROWS
+from mha.conformance.cases.mask_kinds import BOOLEAN, EMPTY, FLOAT, NO_EMPTY_ROWS
 from mha.conformance.cases.transforms import as_claimed, as_wide_as_claimed, extra_keys, with_extra
 from mha.conformance.harness.assertions import assume, expect_agree, expect_close
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_gradients, expect_result, refuses, weights_of
+from mha.conformance.properties.support.shared_assertions import expect_gradients, expect_result, refuses, weights_of
 from mha.spec import Problem, causal_mask, join_causal, to_convention
 from mha.spec.masks import INTEGERS
 from mha.spec.problem import INPUTS

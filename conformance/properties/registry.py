@@ -14,8 +14,8 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import Domain
 from mha.conformance.cases.reasons import NeedsClaim, NotApplicable, OtherDtypes, Reason
 from mha.conformance.harness.session import Session
-from mha.implementations.importing import LOADERS
-from mha.implementations.originals import watch
+from mha.implementations.discovery.importing import LOADERS
+from mha.implementations.discovery.originals import watch
 from mha.spec import CLAUSES, Claims, Level
 
 PropertyFunction = Callable[[Session, Case], None]

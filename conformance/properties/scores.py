@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, MODERATE, WITH_GRADIENT, Domain
-from mha.conformance.cases.masks import COMMON
+from mha.conformance.cases.mask_kinds import COMMON
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import assume_answered, expect_gradients, expect_result
+from mha.conformance.properties.support.shared_assertions import assume_answered, expect_gradients, expect_result
 
 PLAIN = Domain(masks=COMMON, causal=BOTH, values=MODERATE)
 SCALED = replace(PLAIN, scales=(0.5, 2.0, 3.0, 0.0, -1.0))

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
-from mha.conformance.cases.layouts import leaf_of
-from mha.conformance.cases.masks import COMMON
+from mha.conformance.cases.mask_kinds import COMMON
+from mha.conformance.cases.memory_layouts import leaf_of
 from mha.conformance.cases.transforms import zeroed
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close
 from mha.conformance.harness.differentiation import gradients_of
@@ -21,7 +21,7 @@ from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.plain import viewed
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import assume_finite, expect_backward
+from mha.conformance.properties.support.shared_assertions import assume_finite, expect_backward
 from mha.spec import Problem, oracle
 from mha.spec.bounds import Ball
 

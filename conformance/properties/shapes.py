@@ -12,12 +12,12 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, Domain
-from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
+from mha.conformance.cases.mask_kinds import BOOLEAN, FEW, FLOAT
 from mha.conformance.harness.assertions import assume, expect_agree, expect_close, expect_each_raises, expect_shape
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import weights_of
+from mha.conformance.properties.support.shared_assertions import weights_of
 from mha.spec import Problem, oracle
 from mha.spec.problem import INPUTS
 

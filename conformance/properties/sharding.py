@@ -10,7 +10,7 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, WITH_GRADIENT, Domain
-from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
+from mha.conformance.cases.mask_kinds import BOOLEAN, EMPTY, FLOAT
 from mha.conformance.cases.transforms import (
     as_claimed,
     with_dropout,
@@ -21,7 +21,7 @@ from mha.conformance.harness.assertions import assume, expect, expect_close, exp
 from mha.conformance.harness.errors import CallRaised, Violation
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import assume_answered, expect_backward, expect_gradients
+from mha.conformance.properties.support.shared_assertions import assume_answered, expect_backward, expect_gradients
 from mha.conformance.sharding.gathered import copies_of, in_larger_group, keys_of_rank
 from mha.conformance.sharding.group import RankError
 from mha.spec import Problem

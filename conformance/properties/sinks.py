@@ -8,13 +8,13 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT, Domain
-from mha.conformance.cases.masks import BOOLEAN, COMMON, EMPTY, FLOAT
+from mha.conformance.cases.mask_kinds import BOOLEAN, COMMON, EMPTY, FLOAT
 from mha.conformance.harness.assertions import assume, expect_agree, expect_close
 from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import (
+from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
     expect_effect,
     expect_gradients,

@@ -6,13 +6,13 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, MOST_VALUES, Domain
-from mha.conformance.cases.masks import FEW, NO_EMPTY_ROWS
+from mha.conformance.cases.mask_kinds import FEW, NO_EMPTY_ROWS
 from mha.conformance.cases.transforms import passing_heads, weights_in, with_weights_as_output
 from mha.conformance.harness.assertions import expect, expect_agree, expect_close
 from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import assume_finite, assume_unquantised, weights_of
+from mha.conformance.properties.support.shared_assertions import assume_finite, assume_unquantised, weights_of
 from mha.spec.bounds import Ball
 from mha.spec.dtypes import TRAITS
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, MODERATE, Domain
-from mha.conformance.cases.masks import BOOLEAN, COMMON, EMPTY, FLOAT
+from mha.conformance.cases.mask_kinds import BOOLEAN, COMMON, EMPTY, FLOAT
 from mha.conformance.cases.transforms import with_dropout
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close, expect_unchanged
 from mha.conformance.harness.global_state import changes_of_call, changes_of_construction, changes_of_first_call
@@ -23,11 +23,11 @@ from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Instance, Session
-from mha.conformance.properties.decoded_sequence import DecodedSequence
-from mha.conformance.properties.domains import AUTOCAST, AUTOCAST_DTYPE, DECODING
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import module_of
-from mha.implementations.loaded import attribute, module_named
+from mha.conformance.properties.support.decoded_sequence import DecodedSequence
+from mha.conformance.properties.support.domains import AUTOCAST, AUTOCAST_DTYPE, DECODING
+from mha.conformance.properties.support.shared_assertions import module_of
+from mha.implementations.discovery.loaded import attribute, module_named
 from mha.spec import Problem, oracle
 from mha.spec.problem import INPUTS
 

@@ -12,15 +12,15 @@ import torch
 
 from mha.conformance.cases.case import SHARING, Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
-from mha.conformance.cases.layouts import leaf_of
-from mha.conformance.cases.masks import COMMON
+from mha.conformance.cases.mask_kinds import COMMON
+from mha.conformance.cases.memory_layouts import leaf_of
 from mha.conformance.harness.assertions import assume, expect_unchanged
 from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, Violation
 from mha.conformance.harness.recording import RecordedOutput
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.lifetime import LIFETIME, expect_lifetime
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import assume_answered, expect_backward, refuses
+from mha.conformance.properties.support.module_life import LIFETIME, expect_lifetime
+from mha.conformance.properties.support.shared_assertions import assume_answered, expect_backward, refuses
 from mha.spec import Problem
 from mha.spec.problem import INPUTS
 

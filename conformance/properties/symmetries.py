@@ -9,12 +9,12 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, MOST_VALUES, Domain
-from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
+from mha.conformance.cases.mask_kinds import BOOLEAN, COMMON, FEW, FLOAT
 from mha.conformance.cases.transforms import item, passing_heads, select_keys, zeroed
 from mha.conformance.harness.assertions import assume, expect_agree, expect_close, expect_unchanged
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import another_order, assume_unquantised, refuses
+from mha.conformance.properties.support.shared_assertions import another_order, assume_unquantised, refuses
 from mha.spec import Problem
 from mha.spec.bounds import Ball, units_of
 from mha.spec.dtypes import TRAITS

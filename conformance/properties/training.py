@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
-from mha.conformance.cases.layouts import leaf_of
-from mha.conformance.cases.masks import COMMON
+from mha.conformance.cases.mask_kinds import COMMON
+from mha.conformance.cases.memory_layouts import leaf_of
 from mha.conformance.cases.transforms import with_dropout
 from mha.conformance.harness.assertions import expect_agree, expect_close, expect_equal
 from mha.conformance.harness.differentiation import differentiate
@@ -23,7 +23,7 @@ from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import input_gradients, undetermined_gradients
+from mha.conformance.properties.support.shared_assertions import input_gradients, undetermined_gradients
 from mha.spec import Output, Problem
 from mha.spec.bounds import Ball
 

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
-from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
+from mha.conformance.cases.mask_kinds import BOOLEAN, EMPTY, FLOAT
 from mha.conformance.cases.transforms import with_config, with_dropout, with_other_options, with_width
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close
 from mha.conformance.harness.errors import AdapterError, CallRaised
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.domains import DROPOUT_PATTERNS, DROPOUT_SEEDS, EVERYDAY_SIZES, FEW_QUERIES
-from mha.conformance.properties.dropout_statistics import expect_dropped_weights
-from mha.conformance.properties.lifetime import LIFETIME, expect_lifetime
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import assume_answered, expect_gradients, expect_result
+from mha.conformance.properties.support.domains import DROPOUT_PATTERNS, DROPOUT_SEEDS, EVERYDAY_SIZES, FEW_QUERIES
+from mha.conformance.properties.support.dropout_statistics import expect_dropped_weights
+from mha.conformance.properties.support.module_life import LIFETIME, expect_lifetime
+from mha.conformance.properties.support.shared_assertions import assume_answered, expect_gradients, expect_result
 from mha.spec import Problem, Weights
 
 DEFECTS = ("lopsided", "slightly_lopsided")

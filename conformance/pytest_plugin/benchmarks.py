@@ -19,7 +19,7 @@ from mha.conformance.harness.memory import peak_memory
 from mha.conformance.pytest_plugin.selection import selection
 from mha.conformance.reports.text import visible_name
 from mha.conformance.results import Report, now
-from mha.implementations.torch_state import threads
+from mha.implementations.process.torch_state import threads
 from mha.spec import Implementation, Problem
 
 # The clauses that keep an implementation from conforming, by its name, dtype and device: each is judged once a run.

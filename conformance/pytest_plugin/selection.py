@@ -20,8 +20,8 @@ from mha.conformance.settings import Settings, by_name, names_of
 from mha.conformance.shown import visible_line
 from mha.conformance.waivers import expiry_notes, validate_judged
 from mha.implementations import Registered, Resolved, discover, resolve
-from mha.implementations.discovery import available
-from mha.implementations.pristine import torch_changes
+from mha.implementations.discovery.resolve import available
+from mha.implementations.process.pristine import torch_changes
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
-from mha.conformance.properties.listing import Listed, listing
+from mha.conformance.properties.source_index import Listed, listing
 from mha.conformance.reports.text import INDENT, wrapped
 from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Clause
 

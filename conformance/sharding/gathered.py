@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 from mha.conformance.sharding.group import group
 from mha.conformance.sharding.rank import Build, Call, Differentiate
 from mha.implementations.adapters.pickled import pickled
-from mha.implementations.discovery import original_of
-from mha.implementations.errors import ImplementationError
+from mha.implementations.discovery.errors import ImplementationError
+from mha.implementations.discovery.resolve import original_of
 from mha.spec import Attention, Claims, Config, Implementation, Options, Output, Sharded, Weights, positions
 from mha.spec.problem import INPUTS
 from mha.spec.rounding import MOST_MERGES

@@ -18,7 +18,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is in its documentation
 
 from mha.conformance.sharding.rank import Join, Raised
-from mha.implementations.errors import UnavailableError, one_line
+from mha.implementations.discovery.errors import UnavailableError, one_line
 
 # In seconds: how long all ranks may take to answer, the first time and later, ...
 STARTING, TIMEOUT = 180.0, 60.0

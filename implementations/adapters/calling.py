@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from mha.implementations.adapters.masks import MaskFormat, Sizes, allow_all, shape_mask
+from mha.implementations.adapters.mask_forms import MaskFormat, Sizes, allow_all, shape_mask
 from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING, OPTION_NAMES, PADDING_NAMES
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.signature import Signature, call_parameters, signature_of, takes_two
-from mha.implementations.errors import ImplementationError, UnsupportedCallError
+from mha.implementations.discovery.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Options, Output, causal_mask, join_causal
 from mha.spec.masks import form_of
 from mha.spec.scores import Bounds

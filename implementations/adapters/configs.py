@@ -11,7 +11,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, get_args, is_typeddict
 
-from mha.implementations.loaded import module_named, variables_of
+from mha.implementations.discovery.loaded import module_named, variables_of
 
 # What classes after those of transformers read from their config without a parameter of this name.
 OTHERS = {

@@ -26,7 +26,7 @@ from mha.implementations.adapters.constructor_names import (
     fields_of,
     missing_of,
 )
-from mha.implementations.errors import ImplementationError, UnsupportedCallError
+from mha.implementations.discovery.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Config
 from mha.spec.claims import DROPS_OUTPUT
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from mha.implementations.adapters.calling import Call, CallByName, call_by_name, read_signature, versions_of
-from mha.implementations.adapters.masks import MaskedNumber, MaskFormat
+from mha.implementations.adapters.mask_forms import MaskedNumber, MaskFormat
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.signature import Signature, numbers_of_heads
-from mha.implementations.errors import ImplementationError
+from mha.implementations.discovery.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Options, Output, Weights, validate_call
 
 # Layouts of heads that share an axis with the batch, or with the columns.

@@ -13,8 +13,8 @@ from einops import EinopsError, rearrange
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from mha.implementations.adapters.masks import axes_of
-from mha.implementations.errors import ImplementationError
+from mha.implementations.adapters.mask_forms import axes_of
+from mha.implementations.discovery.errors import ImplementationError
 from mha.spec import Weights
 
 # Projections that may be stacked, in any order.

@@ -26,10 +26,10 @@ from mha.implementations.adapters.construction import (
 )
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.loading import KEYS, ParameterPath, load, projects, weight_gradients
-from mha.implementations.adapters.masks import MaskedNumber, MaskFormat, PaddingConvention
+from mha.implementations.adapters.mask_forms import MaskedNumber, MaskFormat, PaddingConvention
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.signature import Signature, forward_of
-from mha.implementations.errors import ImplementationError
+from mha.implementations.discovery.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Options, Output, Weights
 
 Parameters = Mapping[str, ParameterPath] | Callable[[Config], Mapping[str, ParameterPath]]

@@ -8,8 +8,8 @@ import re
 from types import FunctionType
 from typing import Any
 
-from mha.implementations.errors import ImplementationError, one_line
-from mha.implementations.loaded import file_of, module_named
+from mha.implementations.discovery.errors import ImplementationError, one_line
+from mha.implementations.discovery.loaded import file_of, module_named
 from mha.spec import Implementation
 
 # Of an object in memory, which differs from run to run.

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
-from mha.implementations.errors import ImplementationError, one_line
+from mha.implementations.discovery.errors import ImplementationError, one_line
 from mha.spec import Attention, Claims, Config, Implementation, Options, Output, Weights, validate_call
 from mha.spec.sharding import ORDERS, PLACED, Order
 

@@ -12,7 +12,7 @@ from torch import nn
 from mha.implementations.adapters.construction import parameters_of, required_of
 from mha.implementations.adapters.constructor_names import VARIADIC, fields_of, missing_of
 from mha.implementations.adapters.names import words_of
-from mha.implementations.errors import UnsupportedCallError
+from mha.implementations.discovery.errors import UnsupportedCallError
 
 # With more of them, none is tried.
 MOST_WIDTHS = 3

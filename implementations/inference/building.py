@@ -13,10 +13,10 @@ from mha.implementations.adapters.configs import AnyConfig, config_code
 from mha.implementations.adapters.construction import SIZES, construct
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.signature import forward_of, input_names
-from mha.implementations.errors import ImplementationError
+from mha.implementations.discovery.errors import ImplementationError
+from mha.implementations.discovery.raised import Raised
 from mha.implementations.inference.probes import CONFIG
-from mha.implementations.pristine import as_found
-from mha.implementations.raised import Raised
+from mha.implementations.process.pristine import as_found
 
 # What constructors raise for arguments that they do not take.
 OF_ARGUMENTS = (ValueError, AssertionError, TypeError, LookupError)

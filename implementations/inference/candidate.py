@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from mha.implementations.adapters.calling import Call, CallByName
 from mha.implementations.adapters.compiled import compiled_again
 from mha.implementations.adapters.construction import module_class, parameters_of
-from mha.implementations.adapters.masks import MaskedNumber, MaskFormat, PaddingConvention
+from mha.implementations.adapters.mask_forms import MaskedNumber, MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
 from mha.implementations.adapters.signature import Signature, call_parameters, forward_of, signature_of
+from mha.implementations.discovery.raised import Raised
 from mha.implementations.inference.probes import CONFIG, GENERAL, OWN_HEAD_DIM, Formula, Probe, SpecialCase, most_biases
 from mha.implementations.inference.projections import ParameterMap
-from mha.implementations.pristine import as_found
-from mha.implementations.raised import Raised
+from mha.implementations.process.pristine import as_found
 from mha.spec import Claims, Config, MaskConvention, Output, Sizes, Weights
 from mha.spec.claims import Alignment, EmptyRow
 

@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.causal_flags import fault_of_flag
-from mha.implementations.inference.nearest import influence
+from mha.implementations.inference.nearest_projections import influence
 from mha.implementations.inference.probes import EQUAL_LENGTHS, GENERAL, Probe, is_close
 from mha.implementations.inference.projections import Unclear
 from mha.spec import causal_mask

@@ -9,7 +9,7 @@ from typing import Any
 from mha.implementations.adapters.constructor_names import causal_flags
 from mha.implementations.adapters.names import names_used
 from mha.implementations.inference.candidate import Candidate, Kind
-from mha.implementations.inference.nearest import agree, find_formula
+from mha.implementations.inference.nearest_projections import agree, find_formula
 from mha.implementations.inference.probes import EQUAL_LENGTHS
 
 # What a module of transformers reads from its config to choose how it attends.

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.nearest import influence
+from mha.implementations.inference.nearest_projections import influence
 from mha.implementations.inference.probes import CONFIG, GENERAL, Probe, heads_of, is_close
 from mha.spec import causal_mask
 from mha.spec.claims import EmptyRow

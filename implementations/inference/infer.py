@@ -25,7 +25,7 @@ from mha.implementations.adapters.module import TO_LAYOUT, ModuleImplementation
 from mha.implementations.adapters.names import PAIRED
 from mha.implementations.adapters.signature import Signature, possible_orders, required_inputs
 from mha.implementations.adapters.widths import with_other_widths
-from mha.implementations.errors import ImplementationError
+from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.inference.building import built, kernel_advice, require_forward
 from mha.implementations.inference.candidate import Candidate, may_need_a_gpu, on_a_gpu, without_gradients
 from mha.implementations.inference.causal import find_causal
@@ -33,8 +33,8 @@ from mha.implementations.inference.causal_flags import not_causal, with_idle_con
 from mha.implementations.inference.declaration import declaration_of
 from mha.implementations.inference.describe import WIDTH, Row, rows_of, table
 from mha.implementations.inference.empty_rows import find_empty_row
-from mha.implementations.inference.masks import with_masks, with_required_mask
-from mha.implementations.inference.nearest import (
+from mha.implementations.inference.mask_search import with_masks, with_required_mask
+from mha.implementations.inference.nearest_projections import (
     EachCallRaises,
     explained_cases,
     find_formula,
@@ -58,8 +58,8 @@ from mha.implementations.inference.scope import require_plain, without_window
 from mha.implementations.inference.self_attention import find_self_attention
 from mha.implementations.inference.sizes import claim_more_lengths, find_longest, find_widths, in_whole_tiles
 from mha.implementations.inference.unused import unused_options
-from mha.implementations.pristine import as_found, pristine
-from mha.implementations.torch_state import threads
+from mha.implementations.process.pristine import as_found, pristine
+from mha.implementations.process.torch_state import threads
 from mha.spec import Weights
 
 SEVERAL_HEADS = frozenset(range(2, 9))

@@ -16,10 +16,10 @@ from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES, VA
 from mha.implementations.adapters.kernel import function_of
 from mha.implementations.adapters.names import NEUTRAL_MEANING, words_of
 from mha.implementations.adapters.signature import input_names, required_inputs
-from mha.implementations.errors import ImplementationError
+from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.projections import role_of
-from mha.implementations.pristine import as_found
+from mha.implementations.process.pristine import as_found
 
 # How many inputs are one tensor, by the required parameters of a kernel.
 PACKED_INPUTS: dict[tuple[str, ...], str] = {

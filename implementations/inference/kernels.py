@@ -21,7 +21,8 @@ from mha.implementations.adapters.kernel import (
 )
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.signature import Signature
-from mha.implementations.errors import ImplementationError
+from mha.implementations.discovery.errors import ImplementationError
+from mha.implementations.discovery.raised import main_one
 from mha.implementations.inference.candidate import Candidate, Kind, may_need_a_gpu, on_a_gpu, without_gradients
 from mha.implementations.inference.causal import find_causal
 from mha.implementations.inference.causal_flags import with_idle_constructor_flag
@@ -37,17 +38,16 @@ from mha.implementations.inference.kernel_forms import (
     results_of,
 )
 from mha.implementations.inference.lse import find_lse
-from mha.implementations.inference.masks import with_masks
-from mha.implementations.inference.nearest import find_formula, outputs_of
+from mha.implementations.inference.mask_search import with_masks
+from mha.implementations.inference.nearest_projections import find_formula, outputs_of
 from mha.implementations.inference.options import find_options, find_weights
 from mha.implementations.inference.probes import FEW_DTYPES, GENERAL, Probe, is_close
 from mha.implementations.inference.projections import ParameterMap, Unclear, Undeclarable
 from mha.implementations.inference.refusals import calls_raise
 from mha.implementations.inference.sizes import PATIENCE, TILES, claim_more_sizes, find_widths, in_few_sizes
 from mha.implementations.inference.unused import unused_options
-from mha.implementations.pristine import as_found, pristine
-from mha.implementations.raised import main_one
-from mha.implementations.torch_state import threads
+from mha.implementations.process.pristine import as_found, pristine
+from mha.implementations.process.torch_state import threads
 from mha.spec import Claims
 
 # The layouts of heads that are tried, then those whose context has other axes.

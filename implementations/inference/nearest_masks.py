@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.nearest import agree, influence
+from mha.implementations.inference.nearest_projections import agree, influence
 from mha.implementations.inference.probes import CONVENTIONS, SHAPES, Probe, changed, share_close
 from mha.spec import Claims, MaskConvention, Output
 

@@ -14,14 +14,14 @@ from torch import Tensor
 from mha.implementations.inference.alibi import find_alibi
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import policy_of
-from mha.implementations.inference.nearest import agree
+from mha.implementations.inference.nearest_projections import agree
 from mha.implementations.inference.probes import CONFIG, SCALES, Probe, heads_of, is_close, tolerance_of
 from mha.implementations.inference.products import find_products
 from mha.implementations.inference.projections import Unclear, Undeclarable
 from mha.implementations.inference.sinks import find_sinks
 from mha.implementations.inference.softcap import find_softcap
 from mha.implementations.inference.windows import find_window
-from mha.implementations.pristine import as_found
+from mha.implementations.process.pristine import as_found
 from mha.spec import Rounding, Scores, Weights, causal_mask
 from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims
 

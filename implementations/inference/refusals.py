@@ -8,12 +8,12 @@ from torch import nn
 
 from mha.implementations.adapters.construction import building_advice, read_from_module
 from mha.implementations.adapters.names import NEUTRAL_MEANING
-from mha.implementations.errors import ImplementationError
+from mha.implementations.discovery.errors import ImplementationError
+from mha.implementations.discovery.raised import Raised, main_one
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.declaration import declaration_advice
-from mha.implementations.inference.nearest import EachCallRaises
+from mha.implementations.inference.nearest_projections import EachCallRaises
 from mha.implementations.inference.projections import Unclear, parameter_maps
-from mha.implementations.raised import Raised, main_one
 
 
 def refusal(

@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from mha.implementations.adapters.construction import MAX_LENGTH, parameters_of
 from mha.implementations.adapters.names import names_used, words_of
-from mha.implementations.errors import ImplementationError
+from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.nearest import Bias, find_formula, formula_of, outputs_of
+from mha.implementations.inference.nearest_projections import Bias, find_formula, formula_of, outputs_of
 from mha.implementations.inference.probes import CONFIG, changed
 from mha.implementations.inference.projections import not_loaded
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import policy_of
-from mha.implementations.inference.masks import fits
+from mha.implementations.inference.mask_search import fits
 from mha.implementations.inference.options import PROBABILITY, dropped, holds_weights
 from mha.implementations.inference.probes import CONFIG, is_close
 from mha.spec import causal_mask

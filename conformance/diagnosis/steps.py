@@ -1,0 +1,118 @@
+"""Which step of an incorrect call is the first wrong one, as far as the layers of a module and its weights show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from mha.conformance.cases.modes import MODES
+from mha.conformance.diagnosis.evidence import Evidence, calls_of
+from mha.conformance.harness.integrity import judging
+from mha.conformance.harness.session import Session
+from mha.conformance.harness.textbook import TextbookAttention
+from mha.conformance.properties.registry import Property
+from mha.implementations.adapters.construction import built_for_calls
+from mha.implementations.adapters.module import FROM_LAYOUT, ModuleAttention, ModuleImplementation
+from mha.implementations.discovery.resolve import original_of
+from mha.implementations.process.torch_state import preserved, threads
+from mha.spec import Claims
+
+# How much larger the error of a step may be than that of the textbook's formula in the same dtype, as norms.
+SLACK = 16.0
+
+
+class _Formula(TextbookAttention):
+    """The textbook's formula, which keeps what its steps gave, by their names."""
+
+    def __init__(self, call: Evidence, claims: Claims, dtype: torch.dtype) -> None:
+        super().__init__(claims, call.config, call.weights.to(dtype), torch.Generator())
+        self.steps: dict[str, Tensor] = {}
+        problem, mask = call.step.problem, call.step.problem.mask
+        mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
+        inputs = (x.to(dtype) for x in (problem.query, problem.key, problem.value))
+        with torch.no_grad():
+            self.steps["output"] = self(*inputs, **problem.options.change(mask=mask).arguments).output
+
+    def weigh(self, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
+        """Return the weights (B, H, L, S)."""
+        self.steps["weights"] = super().weigh(scores, allowed, bias)
+        return self.steps["weights"]
+
+    def merge(self, contexts: Tensor) -> Tensor:
+        """Return the context (B, L, H * d_k)."""
+        self.steps["context"] = super().merge(contexts)
+        return self.steps["context"]
+
+
+def first_wrong_step(prop: Property, session: Session) -> str:
+    """Return which steps of the first incorrect call of a session are right, and which one is not; "" if none is seen.
+
+    Seen are the layers of a module that is adapted by its parameters, and the weights that it returns. The
+    implementation is called again.
+    """
+    original = original_of(session.implementation)
+    if not isinstance(original, ModuleImplementation):
+        return ""
+    with threads(1), judging(session.implementation), preserved():
+        call = next((call for call in calls_of(prop.function, session, session.case) if bool(call.wrong.any())), None)
+        if call is None:
+            return ""
+        dtype, device = call.step.problem.query.dtype, session.case.device
+        with built_for_calls(max(call.step.problem.shape[2:]), call.step.problem.shape[0]):
+            attention = original.build(call.config, call.weights, dtype=dtype, device=device)
+        steps = list(_steps(attention, call, session.claims))
+    wrong = next((number for number, (_, is_right) in enumerate(steps) if not is_right), None)
+    if wrong is None or len(steps) == 1:  # nothing but the output is seen
+        return ""
+    return ", ".join(f"{name} {'right' if is_right else 'wrong'}" for name, is_right in steps[: wrong + 1])
+
+
+def _steps(attention: ModuleAttention, call: Evidence, claims: Claims) -> Iterator[tuple[str, bool]]:
+    """Yield whether the steps that can be seen are right, in order; a projection is if its input is."""
+    problem, seen = call.step.problem, dict[str, Tensor]()
+    for key, layer in _layers(attention):
+        layer.register_forward_pre_hook(_recording(key, seen))
+    inputs = problem.query, problem.key, problem.value
+    with MODES[call.step.mode].enter(str(problem.query.device)):
+        attention.train(MODES[call.step.mode].training)
+        output, weights, _ = problem.change(need_weights=call.step.need_weights).call(attention)
+    back, axes = FROM_LAYOUT[attention.layout], len(attention.layout.split())
+    seen = {key: back(x) if x.ndim == axes else x for key, x in seen.items()}
+    exact, rounded = (_Formula(call, claims, dtype).steps for dtype in (torch.float64, problem.query.dtype))
+    projected = [(x, inputs["qkv".index(key[2])]) for key, x in seen.items() if key != "w_o"]
+    if projected:
+        yield "projections", all(_is_alike(x, given, given) for x, given in projected)
+    for name, tensor in (("weights", weights), ("context", seen.get("w_o")), ("output", output)):
+        if tensor is not None:
+            yield name, _is_alike(tensor, exact[name], rounded[name])
+
+
+def _recording(key: str, seen: dict[str, Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    """Return the hook that keeps the first input of a layer under a key."""
+
+    def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0].detach()
+        seen.setdefault(key, x.transpose(1, 2) if isinstance(layer, nn.Conv1d) else x)
+
+    return hook
+
+
+def _layers(attention: ModuleAttention) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the projections that are modules of their own, by their keys in the declaration."""
+    for key, path in attention.parameter_paths.items():
+        name = path if isinstance(path, str) else path[0] if path else ""
+        module = dict(attention.module.named_modules()).get(name)
+        if key.startswith("w") and module is not None:
+            yield key, module
+
+
+def _is_alike(actual: Tensor, exact: Tensor, rounded: Tensor) -> bool:
+    """Return whether a tensor, which may be flattened, is as near to the exact one as rounding takes the formula."""
+    if actual.numel() != exact.numel():
+        return False
+    right = exact.double()
+    allowed = torch.finfo(rounded.dtype).eps * right.nan_to_num().norm() + (rounded - right).nan_to_num().norm()
+    error = (actual.double().reshape(right.shape) - right).masked_fill(right.isnan(), 0.0).norm()
+    return bool(error <= SLACK * allowed)

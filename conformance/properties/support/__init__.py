@@ -1,0 +1,1 @@
+"""What the properties of several families share, and no clause of its own."""

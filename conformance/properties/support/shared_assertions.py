@@ -1,0 +1,302 @@
+"""Assertions that the properties of several families share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.reference import plain_formula
+from mha.conformance.harness.assertions import assume, expect_close, expect_no_worse, expect_unchanged
+from mha.conformance.harness.differentiation import differentiate
+from mha.conformance.harness.errors import AdapterError, CallRaised, Violation
+from mha.conformance.harness.isolation import guarded
+from mha.conformance.harness.recording import RecordedOutput, RecordedTensor
+from mha.conformance.harness.session import Instance, Session
+from mha.conformance.properties.support.domains import WIDTHS
+from mha.spec import Claims, Expected, Problem
+from mha.spec.bounds import Ball
+from mha.spec.dtypes import traits_of
+
+
+def module_of(instance: Instance) -> nn.Module:
+    """Return the attention as a module; discard the case if it is not one."""
+    attention = instance.attention
+    assume(isinstance(attention, nn.Module), "the attention is not a torch.nn.Module")
+    assert isinstance(attention, nn.Module)
+    return attention
+
+
+def refuses(session: Session, problem: Problem) -> bool:
+    """Return whether the declared policy is "error" and a row is empty, so that every call must raise (MSK-8)."""
+    return session.claims.empty_row == "error" and has_empty_row(session, problem)
+
+
+def assume_answered(session: Session, problem: Problem) -> None:
+    """Discard a case whose calls must raise, since a row is empty; see `refuses`."""
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+
+
+@contextmanager
+def windows_refused_without_causal(session: Session, problem: Problem) -> Iterator[None]:
+    """Discard a case whose window is refused because there is no causal flag, where calls may have one."""
+    try:
+        yield
+    except CallRaised:
+        needs_flag = problem.options.window is not None and session.claims.causal is not None
+        assume(problem.is_causal or not needs_flag, "a window is refused without the causal flag")
+        raise
+
+
+def has_empty_row(session: Session, problem: Problem) -> bool:
+    """Return whether some query may attend to no key."""
+    return bool(problem.empty_rows(session.claims.alignment).any())
+
+
+def another_order(count: int, generator: torch.Generator) -> Tensor:
+    """Return a permutation of so many places, two at least, that moves some."""
+    order = torch.randperm(count, generator=generator)
+    return order.flip(0) if torch.equal(order, torch.arange(count)) else order
+
+
+def hidden_pairs(session: Session, problem: Problem) -> Tensor:
+    """Return boolean (B, H, L, S): the keys that a query may not attend to, by the mask or the causal flag.
+
+    Rows without an allowed key are left out where the declared policy gives them other weights than zeros.
+    """
+    allowed = problem.allowed(session.claims.alignment)
+    empty = ~allowed.any(-1, keepdim=True)
+    return ~allowed if session.claims.empty_row == "zeros" else ~allowed & ~empty
+
+
+def as_causal(claims: Claims, case: Case) -> Case:
+    """Return the case as a causal call, if that is claimed beside its mask."""
+    combines = case.mask == "none" or claims.causal_with_mask or claims.always_causal
+    return replace(case, causal=claims.causal is not None and combines)
+
+
+def assume_finite(session: Session, problem: Problem) -> None:
+    """Discard the case if the declared policy makes a row NaN, or the call raise (MSK-8)."""
+    empty = session.claims.empty_row in ("nan", "error") and has_empty_row(session, problem)
+    assume(not empty, "a row has no allowed key, so its output is not finite")
+
+
+def weights_of(result: RecordedOutput) -> RecordedTensor:
+    """Return the weights (B, H, L, S) of a call that asked for them; raise a Violation if it returned none."""
+    if result.weights is None:
+        name = result.output.name.replace("output", "weights")
+        raise Violation(
+            "the call with need_weights=True returned no weights, but they are claimed",
+            (f"assert {name} is not None",),
+        )
+    return result.weights
+
+
+def expect_unread(session: Session, problem: Problem, hidden: Tensor, generator: torch.Generator, why: str) -> None:
+    """Expect other hidden keys or values to change no bit of the rows that they are hidden from.
+
+    In each item, one query is drawn, and what is hidden from it is replaced by random or by huge numbers, first in the
+    key and then in the value. Every row of the item that can see none of it must stay the same.
+
+    hidden: boolean (B, L, S), which keys are hidden from which query. why: how these
+        keys are hidden, before the queries are named, as in "which are masked for".
+    """
+    assume(bool(hidden.any()), f"no keys are hidden, {why} a query")
+    batch = len(hidden)
+    # Of the queries of an item, those that some key is hidden from, if there are any.
+    hidden_from = hidden.any(-1)
+    drawable = (hidden_from | ~hidden_from.any(-1, keepdim=True)).double().cpu()
+    rows = torch.multinomial(drawable, 1, generator=generator).squeeze(1)
+    replaced = hidden[torch.arange(batch), rows]
+    unaffected = (hidden | ~replaced.unsqueeze(1)).all(-1)
+    noise = torch.randn(problem.key.shape, generator=generator, dtype=torch.float64).to(problem.query.device)
+    if torch.rand((), generator=generator) < 0.5:
+        noise = _of_finite_scores(problem, noise * traits_of(problem.query.dtype).noise)
+    base, expected = session(problem).output, cache(partial(session.expected, problem))
+    for tensor in (problem.key,) if problem.key is problem.value else (problem.key, problem.value):
+        other = torch.where(replaced.unsqueeze(-1), noise.to(tensor), tensor)
+        swap = {id(tensor): other}
+        changed = session(problem.map_inputs(lambda x, swap=swap: swap.get(id(x), x))).output  # type: ignore[misc]  # loop
+        # Where the query is the same tensor, the replaced rows change with it.
+        unchanged = unaffected & ~replaced if tensor is problem.query else unaffected
+        names = [name for name in ("key", "value") if getattr(problem, name) is tensor]
+        for item in range(batch):
+            kept = unchanged[item].nonzero().flatten()
+            positions = replaced[item].nonzero().flatten().tolist()
+            if len(kept) and positions:
+                where = f"the {' and '.join(names)} of item {item} changed, at positions {_first_few(positions)}"
+                rows_named = f"{'query' if len(kept) == 1 else 'queries'} {_first_few(kept.tolist())}"
+                because = f"only {where}, {why} {rows_named}"
+                bound = partial(_rows_of, expected, item, kept)
+                expect_unchanged(session, changed[item, kept], base[item, kept], bound=bound, because=because)
+
+
+def _of_finite_scores(problem: Problem, key: Tensor) -> Tensor:
+    """Return a key (B, S, kdim), made smaller where its scores might overflow: infinity less infinity is NaN."""
+    weights = problem.weights.to(torch.float64)
+    q = F.linear(problem.query.double(), weights.w_q, weights.b_q).unflatten(-1, (-1, problem.config.head_dim))
+    k = F.linear(key, weights.w_k, weights.b_k).unflatten(-1, (-1, problem.config.head_dim))
+    largest = q.norm(dim=-1).amax() * k.norm(dim=-1).amax()
+    return key * min(1.0, float(torch.finfo(problem.query.dtype).max / 2 / largest))
+
+
+def expect_rows_unchanged(
+    session: Session, problem: Problem, outputs: tuple[RecordedTensor, RecordedTensor], rows: Tensor, because: str
+) -> None:
+    """Expect some rows, boolean (B, L), of two outputs to be equal; problem: that of the first output."""
+    expected, (base, output) = cache(partial(session.expected, problem)), outputs
+    for item in range(len(rows)):
+        own = rows[item].nonzero().flatten()
+        if len(own):
+            bound = partial(_rows_of, expected, item, own)
+            expect_unchanged(session, output[item, own], base[item, own], bound=bound, because=because)
+
+
+def _first_few(places: list[int], most: int = 4) -> str:
+    """Return the first places as text, and "..." for more."""
+    return ", ".join([*map(str, places[:most]), *["..."] * (len(places) > most)])
+
+
+def _rows_of(expected: Callable[[], Expected], item: int, rows: Tensor) -> Ball:
+    """Return some rows of the expected output of an item; rows: indices."""
+    return expected().output[item, rows]
+
+
+def expect_gradients(session: Session, problem: Problem, rows: Tensor | None, because: str) -> None:
+    """Expect the oracle's gradients of inputs, mask and weights, within their bounds.
+
+    rows: boolean (B, L), the rows of the output that are differentiated; see `Session.upstream` for None.
+    """
+    upstream = session.upstream(problem, rows)
+    actual, expected = session.gradients(problem, upstream), session.expected_gradients(problem, upstream)
+    undetermined = undetermined_gradients(session, problem)
+    known = [name for name in actual if name not in undetermined and bool(expected[name].rad.isfinite().any())]
+    assume(bool(known), "a step may overflow, so no gradient is known")
+    for name in known:
+        expect_close(actual[name], expected[name], because=f"the gradient, {because}")
+
+
+def undetermined_gradients(session: Session, problem: Problem) -> set[str]:
+    """Return the gradients that the contract leaves open, by name: W_o's, where a context is NaN by policy."""
+    return {"w_o"} if session.claims.empty_row == "nan" and has_empty_row(session, problem) else set()
+
+
+def expect_backward(
+    session: Session,
+    leaves: Problem,
+    output: Tensor,
+    because: str,
+    of: Instance | None = None,
+    upstream: Tensor | None = None,
+) -> None:
+    """Differentiate an output that was computed earlier; expect the oracle's gradients of its inputs.
+
+    leaves: the problem whose inputs require grad. of: the attention that gave the output, to expect the gradients of
+    its weights too; it must have none yet. upstream: the gradient of the output, if not the session's; if it requires a
+    gradient itself, the backward pass is recorded.
+    """
+    upstream = session.upstream(leaves) if upstream is None else upstream
+    with guarded("backward()"):
+        differentiate(output, upstream, create_graph=upstream.requires_grad)
+    expected = session.expected_gradients(leaves, upstream)
+    for name, gradient in input_gradients(session, leaves).items():
+        expect_close(gradient, expected[name], because=f"the gradient, {because}")
+    if of is not None and session.claims.weight_gradients:
+        gradients = session.weight_gradients(of, leaves.weights)
+        for name in sorted(gradients.keys() - undetermined_gradients(session, leaves)):
+            expect_close(gradients[name], expected[name], because=f"the gradient, {because}")
+
+
+def input_gradients(session: Session, leaves: Problem) -> dict[str, RecordedTensor]:
+    """Return the gradients that a backward pass left on the inputs, zeros where there is none.
+
+    That of inputs which are one tensor is under the first of their names.
+    """
+    gradients = {}
+    for name, leaf in leaves.distinct().items():
+        gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        gradients[name] = session.unscripted(gradient, f"{name}.grad")
+    return gradients
+
+
+def expect_result(actual: RecordedOutput, expected: Expected, because: str) -> None:
+    """Expect the oracle's output, and its weights if the call returned any."""
+    expect_close(actual.output, expected.output, because=because)
+    if actual.weights is not None:
+        expect_close(actual.weights, expected.weights, because=because)
+
+
+def expect_finite(actual: RecordedTensor, because: str) -> None:
+    """Expect no NaN and no infinity."""
+    nonfinite = (~actual.tensor.isfinite()).nonzero()
+    if len(nonfinite):
+        element = actual[tuple(nonfinite[0].tolist())]
+        raise Violation(
+            f"{element.code} is {float(element.tensor)}, {because}",
+            (f"assert {element.code}.isfinite(), {element.code}",),
+        )
+
+
+def assume_unquantised(session: Session) -> None:
+    """Discard the case if heads are declared to be stored in float8, of whose results too little is known."""
+    assume(not session.claims.rounding.heads_stored, "heads are declared to be stored in float8")
+
+
+def assume_as_accurate_as_plain(session: Session) -> None:
+    """Discard the case if rounding is declared that makes results less accurate than those of the plain formula."""
+    assume_unquantised(session)
+    coarse = session.claims.rounding.is_coarse
+    assume(not coarse, "partial sums, an accumulator or an exponential are declared that the plain formula has not")
+
+
+def expect_no_worse_than_plain(session: Session, case: Case) -> None:
+    """The root mean square error of the output is at most twice that of the plain formula in the same dtype."""
+    assume_as_accurate_as_plain(session)
+    problem = case.problem()
+    output, expected = session(problem).output, session.expected(problem)
+    filled = (~expected.empty).all(1)
+    plain = plain_formula(problem, problem.allowed(session.claims.alignment), session.claims.scale)
+    expect_no_worse(output.code, output.tensor[filled], plain[filled], expected.output.mid[filled])
+
+
+def cases_of_each_width(session: Session, case: Case) -> list[Case]:
+    """Return the case with heads of each width that is claimed; discard it if none is."""
+    sizes, lengths = session.claims.sizes, (case.L, case.S)
+    claimed = [width for width in WIDTHS if not sizes.refused(n_heads=case.n_heads, head_dim=width, lengths=lengths)]
+    assume(bool(claimed), "no width of heads of known models is claimed")
+    return [replace(case, head_dim=width) for width in claimed]
+
+
+def expect_together(session: Session, problem: Problem) -> None:
+    """Expect the oracle's result where a call says several things about the scores, which it may refuse together."""
+    assume_answered(session, problem)
+    try:
+        result = session(problem)
+    except (CallRaised, AdapterError):
+        assume(False, "these options are refused together")
+    expect_result(result, session.expected(problem), "the oracle's value, with all of these options")
+
+
+# An option is judged where its effect is so many times the bound.
+CLEAR = 10.0
+
+
+def expect_effect(session: Session, problem: Problem, option: str) -> None:
+    """Expect a result that is not the one without an option, where the two are clearly apart."""
+    assume_answered(session, problem)
+    with windows_refused_without_causal(session, problem):
+        output = session(problem).output  # first: no frame above a call holds an answer
+    expected, without = (session.expected(each).output for each in (problem, problem.change(**{option: None})))
+    distance = (without.mid - expected.mid).abs()
+    apart = distance > CLEAR * torch.maximum(without.rad, expected.rad)
+    assume(bool(apart.any()), "no number is changed by ten times the bound")
+    error = (output.tensor.detach().double().cpu() - without.mid).abs()
+    if bool((error < distance / 2)[apart].all()):
+        value = getattr(problem.options, option)
+        expect_close(output, expected, because=f"the oracle's value; {option}={value!r} has no effect here")

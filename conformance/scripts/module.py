@@ -1,0 +1,324 @@
+"""A module in a script: built by its own constructor, with its own names, and called as it is called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from mha.conformance.cases.modes import MODES
+from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep
+from mha.conformance.scripts.calls import Recorder, Writer, copies_of, taken
+from mha.conformance.scripts.literals import literal, name_tensor
+from mha.conformance.scripts.terms import (
+    InexpressibleError,
+    config_lines,
+    is_default,
+    made_code,
+    value_code,
+)
+from mha.conformance.scripts.watched_config import Reads, watched
+from mha.conformance.scripts.weights import Stored, gradient_code, path_code, stored, weight_codes
+from mha.implementations.adapters.calling import CallByName
+from mha.implementations.adapters.configs import AnyConfig
+from mha.implementations.adapters.construction import (
+    built_for_calls,
+    fixed_dropout,
+    noting_arguments,
+    parameters_of,
+)
+from mha.implementations.adapters.module import TO_LAYOUT, ModuleAttention, ModuleImplementation
+from mha.implementations.adapters.outputs import as_output
+from mha.implementations.discovery.errors import ImplementationError
+from mha.implementations.discovery.resolve import original_of
+
+# What is done to an input in each layout, and to the output, as code.
+TO_CODE = {
+    "b l d": "",
+    "l b d": ".transpose(0, 1)",
+    "b d l": ".transpose(1, 2)",
+    "b d l 1": ".transpose(1, 2).unsqueeze(3)",
+    "b l 1 d": ".unsqueeze(2)",
+    "b 1 l d": ".unsqueeze(1)",
+}
+FROM_CODE = {**TO_CODE, "b d l 1": ".squeeze(3).transpose(1, 2)", "b l 1 d": ".squeeze(2)", "b 1 l d": ".squeeze(1)"}
+REFUSES = "its adapter, and not the class, refuses the {}"
+# Where the module has flattened an image.
+FLATTENED_CODE = {"b d l 1": ".transpose(1, 2)"}
+
+
+class ModuleWriter(Writer):
+    """Writes what is done with a module that `from_module` adapts."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        original = original_of(self.session.implementation)
+        assert isinstance(original, ModuleImplementation)
+        self.adapter = original
+        # By the number of the step that built them.
+        self.adapted: dict[int, ModuleAttention] = {}
+        self.modules: dict[int, nn.Module] = {}
+        self.reads: dict[int, Reads] = {}
+        # What the parameters of a config are given, once all calls have read it.
+        self.open: dict[int, tuple[Mapping[str, Any], str]] = {}
+
+    def build(self, step: BuildStep) -> list[str]:
+        """Return the lines that build a module and load its weights."""
+        name, number = f"attention_{step.number}", step.number
+        given, adapted = self._adapted(step)
+        self.reads[number] = Reads()
+        lines = list[str]()
+        made = self._made(number, given, lines)
+        lines.append(f"{name} = {made}{self._moved()}")
+        own = {key: watched(value, self.reads[number]) for key, value in given.items()}
+        if adapted is None:  # the constructor raises, or what it made cannot be loaded
+            with suppress(Exception, SystemExit):
+                self._constructed(own, 1)
+            return lines
+        self.adapted[number] = adapted
+        module, other = self._constructed(own, 1), self._constructed(given, 2)
+        self.modules[number] = module
+        layers = dict(module.named_modules())
+        dropped = [path for path, layer in layers.items() if layer in fixed_dropout(module)]
+        for path in dropped if not step.config.drops else ():
+            layers[path].p = 0.0
+            lines.append(f"{path_code(name, path)}.p = 0.0  # judged without dropout")
+        lines += self._loaded(step, adapted, module, other)
+        if not self.adapter.claims.gradients:
+            lines.append(f"{name}.requires_grad_(False)")
+        if adapted.project is not None:
+            lines += self._projection(step)
+        return lines
+
+    def _adapted(self, step: BuildStep) -> tuple[Mapping[str, Any], ModuleAttention | None]:
+        """Return what the constructor is given, and the module as it is judged; None where that raises."""
+        case, session = self.session.case, self.session
+        problems = [each.problem for each in session.steps if isinstance(each, CallStep)]
+        longest = max([case.L, case.S, *(max(problem.shape[2:]) for problem in problems)])
+        items = max([case.B, *(problem.shape[0] for problem in problems)])
+        dtype, adapted, last = getattr(torch, case.dtype), None, -1
+        with noting_arguments() as noted, built_for_calls(longest, items):
+            try:
+                adapted = self.adapter.build(step.config, step.weights, dtype=dtype, device=case.device)
+            except (Exception, SystemExit) as error:
+                if not noted:
+                    raise InexpressibleError(REFUSES.format("configuration")) from None
+                last = -1 if isinstance(error, ImplementationError) else 0  # the first error of a constructor counts
+        given = dict(noted[last])
+        return given | self._widths(given), adapted
+
+    def _widths(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the widths that inference passes to a class beside what it is given."""
+        widths: Mapping[str, str] = getattr(self.adapter.constructor, "widths", {})
+        fields = {field: given[name] for name, field in self.adapter.arguments.items() if name in given}
+        if not widths:
+            return {}
+        width, heads = fields["d_model"], fields["n_heads"]
+        values = {"d_model": width, "head_dim": width // heads if heads else width}
+        return {name: values[field] for name, field in widths.items()}
+
+    def _constructor(self) -> Any:
+        constructor: Any = self.adapter.constructor
+        if hasattr(getattr(constructor, "func", None), "widths"):
+            raise InexpressibleError("its constructor is given widths and an option that inference has found")
+        is_widened = inspect.isfunction(constructor) and hasattr(constructor, "widths")
+        return vars(constructor)["cls"] if is_widened else constructor
+
+    def _constructed(self, given: Mapping[str, Any], seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        case = self.session.case
+        module: nn.Module = self._constructor()(**given)
+        return module.to(device=case.device, dtype=getattr(torch, case.dtype))
+
+    def _made(self, number: int, given: Mapping[str, Any], lines: list[str]) -> str:
+        """Return the call of the constructor, without the arguments that are its defaults."""
+        parameters = parameters_of(self._constructor())
+        codes: dict[str, str] = {}
+        for name, value in given.items():
+            if name in parameters and is_default(value, parameters[name].default):
+                continue
+            if type(value) in (AnyConfig, dict):  # which of its values are read is known at the end
+                self.open[number] = value if isinstance(value, dict) else vars(value), type(value).__name__
+                codes[name] = f"config_{number}"
+            elif self.adapter.arguments.get(name) == "config":
+                codes[name], before = config_lines(value, f"config_{number}", self.imports)
+                lines += before
+            else:
+                codes[name] = value_code(value, self.imports)
+        return made_code(self._constructor(), codes, self.imports)
+
+    def _moved(self) -> str:
+        """Return the code that moves a module to the dtype and the device."""
+        case = self.session.case
+        dtype = "" if case.dtype == "float32" else f"dtype=torch.{case.dtype}"
+        device = "" if case.device == "cpu" else f"device={case.device!r}"
+        moved = ", ".join(filter(None, (dtype, device)))
+        return f".to({moved})" if moved else ""
+
+    def _loaded(self, step: BuildStep, adapted: ModuleAttention, module: nn.Module, other: nn.Module) -> list[str]:
+        """Return the lines that load the weights, and whatever else is random, by the module's own names."""
+        name, lines = f"attention_{step.number}", list[str]()
+        state = adapted.module.state_dict()
+        fresh, again = module.state_dict(), other.state_dict()
+        wanted = [key for key in state if not (_same(state, fresh, key) and _same(state, again, key))]
+        codes = self._codes(step, adapted, lines)
+        values = [f"    {key!r}: {codes.get(key) or _state_code(state[key])}," for key in wanted]
+        part = "" if len(wanted) == len(state) else ", strict=False"
+        if wanted:
+            lines += [f"{name}.load_state_dict({{", *values, f"}}{part})"]
+        module.load_state_dict(state)
+        for place in self._places(adapted):
+            for key, tensor in place.tensors.items():
+                if key not in state:
+                    target = path_code(name, key)
+                    lines += ["with torch.no_grad():", f"    {target}.copy_({_state_code(tensor)})"]
+        return lines
+
+    def _codes(self, step: BuildStep, adapted: ModuleAttention, lines: list[str]) -> dict[str, str]:
+        """Return the code of what is loaded, where the script names the weights of the contract."""
+        named = dict(step.weights.named())
+        mentioned = any(self.mentions(f"{name}_{step.number}") for name in named)
+        if not (mentioned or any(id(x) in self.names for x in named.values())):
+            return {}
+        names = {name: name_tensor(x, f"{name}_{step.number}", self.names, lines) for name, x in named.items()}
+        return weight_codes(self._places(adapted), step.weights, names)
+
+    def _places(self, adapted: ModuleAttention) -> Sequence[Stored]:
+        return [*stored(adapted.module, adapted.parameter_paths, adapted.config.head_dim)]
+
+    def _projection(self, step: BuildStep) -> list[str]:
+        """Return the lines of W_o, which the module does not have."""
+        lines = ["# The output projection, which the module does not have."]
+        for name in ("w_o", "b_o"):
+            value: Tensor | None = getattr(step.weights, name)
+            if value is not None:
+                code = name_tensor(value, f"{name}_{step.number}", self.names, lines)
+                lines.append(f"{code}.requires_grad_()")
+        return lines
+
+    def derive(self, step: DeriveStep) -> list[str]:
+        """Return the line that makes a module of another one."""
+        return [f"attention_{step.number} = {step.code.format(f'attention_{step.origin}')}"]
+
+    def call(self, step: CallStep, inputs: Mapping[str, str], lines: list[str]) -> list[str]:
+        """Return the lines of a call of a module."""
+        build, mode = self.builds[step.build], MODES[step.mode]
+        if build.number not in self.adapted:
+            raise InexpressibleError(REFUSES.format("configuration"))
+        adapted, module = self.adapted[build.number], self.modules[build.number]
+        copies, codes = copies_of(step.problem, inputs)
+        # The copies are held while their ids are known.
+        given = copies if adapted.layout == "b l d" else self._laid_out(adapted.layout, copies, codes)
+        name = f"attention_{step.build}"
+        parameters = inspect.signature(getattr(module, "_orig_mod", module).forward).parameters
+        write = self.arguments_code(step, codes, parameters, lines)
+        recorder = Recorder(module, lambda args, named: f"{name}({', '.join(write(args, named))})")
+        module.train(mode.training)
+        output = self._output(recorder, adapted, step, given)
+        lines += [f"{name}.{'train' if mode.training else 'eval'}()"] if step.switches else []
+        if not recorder.code:
+            raise InexpressibleError(REFUSES.format("call"))
+        if not recorder.ended:
+            return [f"output_{step.number} = {recorder.code}"]
+        return self._result(step, adapted, recorder, output)
+
+    def _laid_out(self, layout: str, given: Mapping[str, Tensor], codes: dict[int, str]) -> dict[str, Tensor]:
+        """Return the inputs in a layout, and add their code."""
+        made = {id(x): TO_LAYOUT[layout](x) for name, x in given.items() if name != "mask"}
+        codes |= {id(made[key]): f"{code}{TO_CODE[layout]}" for key, code in codes.items() if key in made}
+        return {name: made.get(id(x), x) for name, x in given.items()}
+
+    def _output(self, recorder: Recorder, adapted: ModuleAttention, step: CallStep, given: Mapping[str, Tensor]) -> Any:
+        """Call a module through its adapter, and return its output with the weights, None where it raises."""
+        options = step.problem.options.change(mask=given.get("mask"), need_weights=step.need_weights)
+        inputs = given["query"], given["key"], given["value"]
+        with MODES[step.mode].enter(self.session.case.device):
+            try:
+                return adapted.call(recorder, *inputs, **options.arguments)
+            except InexpressibleError:
+                raise
+            except (Exception, SystemExit):
+                return None
+
+    def _result(self, step: CallStep, adapted: ModuleAttention, recorder: Recorder, output: Any) -> list[str]:
+        """Return the lines of a call, and of what is taken of its result."""
+        name, weights = f"output_{step.number}", f"weights_{step.number}"
+        call = adapted.call
+        assert isinstance(call, CallByName)
+        found = as_output(output.output)
+        wanted = {name: found.output}
+        if self.mentions(weights) and output.weights is not None and not self.adapter.weights:
+            wanted[weights] = output.weights
+        lines = taken(recorder.code, recorder.returned, wanted)
+        chain = self._back(adapted, found.output)
+        if chain and len(lines) == 1 and lines[0].startswith(f"{name} = "):
+            lines = [f"{lines[0]}{chain}"]
+        elif chain:
+            lines.append(f"{name} = {name}{chain}")
+        if adapted.project is not None:
+            lines.append(f"{name} = torch.nn.functional.linear({name}, {self._projected(step)})")
+        if self.adapter.weights and self.mentions(weights):
+            lines.append(f"{weights} = attention_{step.build}.{self.adapter.weights}")
+        return lines
+
+    def _back(self, adapted: ModuleAttention, output: Any) -> str:
+        """Return the code that brings an output back to the layout of the contract."""
+        if not isinstance(output, Tensor):
+            return ""
+        flattened = adapted.layout.count(" ") == 3 and output.ndim != 4
+        return (FLATTENED_CODE if flattened else FROM_CODE).get(adapted.layout, "")
+
+    def _projected(self, step: CallStep) -> str:
+        weights = self.builds[step.build].weights
+        given = (x for x in (weights.w_o, weights.b_o) if x is not None)
+        return ", ".join(self.names[id(x)] for x in given)
+
+    def weight_gradient(self, number: int, name: str) -> str:
+        """Return the code of the gradient of a weight, by the name it has in the module."""
+        build = self.builds[number]
+        adapted = self.adapted[build.number]
+        if adapted.project is not None and name in ("w_o", "b_o"):
+            return f"{self.names[id(getattr(build.weights, name))]}.grad"
+        return gradient_code(self._places(adapted), name, f"attention_{number}", build.weights)
+
+    def parameters_code(self, number: int) -> str:
+        """Return the code of the parameters of a module."""
+        return f"attention_{number}.parameters()"
+
+    def open_lines(self) -> list[str]:
+        """Return the lines that define configs, with what the constructor and the calls have read of them."""
+        return [self._config(number) for number in self.open]
+
+    def _config(self, number: int) -> str:
+        (values, kind), reads = self.open[number], self.reads[number]
+        used = reads.attributes | reads.items
+        if reads.attributes and reads.items:
+            raise InexpressibleError("its config is read as an object and as a dictionary")
+        held = {name: value for name, value in values.items() if name in used}
+        codes = {name: value_code(value, self.imports) for name, value in held.items()}
+        if kind == "dict" or reads.items:
+            return f"config_{number} = {{{', '.join(f'{name!r}: {code}' for name, code in codes.items())}}}"
+        written = ", ".join(f"{name}={code}" for name, code in codes.items())
+        return f"config_{number} = types.SimpleNamespace({written})"
+
+
+def _same(state: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
+    """Return whether a module that is constructed anew has the same tensor, to the bit, or another object."""
+    x, y = state[key], other.get(key)
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        return type(x) is type(y)
+    if is_lazy(y) or x.shape != y.shape:
+        return False
+    return x.equal(y) or (x.is_floating_point() and bool(((x == y) | (x.isnan() & y.isnan())).all()))
+
+
+def _state_code(value: Tensor) -> str:
+    """Return the code of a tensor that is copied, so that its dtype matters only where it holds more digits."""
+    code = literal(value.detach().contiguous())
+    plain = code.startswith("tensor(") and value.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return code.replace(f", dtype={value.dtype})", ")") if plain else code

@@ -1,0 +1,387 @@
+"""Finding implementations: by a registered name, or by module or file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from inspect import isfunction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import FunctionMeta
+
+from mha.implementations.adapters.construction import makes_modules
+from mha.implementations.adapters.pickled import pickled
+from mha.implementations.discovery.errors import ImplementationError, UnavailableError
+from mha.implementations.discovery.frameworks import HOW_TO_WRAP, framework_of
+from mha.implementations.discovery.importing import (
+    classes_of,
+    contained,
+    default_warnings,
+    described,
+    judge_left_alone,
+    load_file,
+    load_module,
+    member_of,
+)
+from mha.implementations.discovery.loaded import attribute, module_named
+from mha.implementations.inference.infer import Inference, infer
+from mha.implementations.inference.kernel_forms import kernel_maker
+from mha.implementations.inference.kernels import infer_kernel
+from mha.implementations.inference.probes import most_biases
+from mha.implementations.process.pristine import as_found, pristine
+from mha.spec import Attention, Claims, Config, Implementation, Sharded, Weights
+
+# The group of entry points under which packages register implementations.
+GROUP = "mha.implementations"
+
+
+@dataclass(frozen=True, eq=False)
+class Renamed:
+    """An implementation under another name: the one that it is registered under, or that a target gives it."""
+
+    implementation: Implementation
+    name: str
+
+    @property
+    def claims(self) -> Claims:
+        """The claims of the implementation."""
+        return self.implementation.claims
+
+    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> Attention:
+        """Build the implementation; see `mha.spec.Implementation`."""
+        return self.implementation.build(config, weights, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class Resolved:
+    """An implementation, and how it was named.
+
+    implementation: its name is the registered one, or the one that the target gives it, if either does.
+    target: what `resolve` was given, and takes again; for an implementation that "all" named, its registered name.
+    inference: how a plain class was understood; None for a declared implementation.
+
+    >>> resolved = resolve("sdpa")[0]
+    >>> resolved.implementation.name, resolved.target
+    ('sdpa', 'sdpa')
+    """
+
+    implementation: Implementation
+    target: str
+    inference: Inference | None = None
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A registered implementation, or why it is unavailable.
+
+    name, target: of the entry point. implementation: None if it could not be loaded. error: why not. broken: whether
+    that is a failure, rather than something optional that is missing. inference: as of `Resolved`.
+
+    >>> [entry.target for entry in discover() if entry.name == "sdpa"]
+    ['mha.implementations.sdpa:implementation']
+    """
+
+    name: str
+    target: str
+    implementation: Implementation | None = None
+    error: str = ""
+    broken: bool = False
+    inference: Inference | None = None
+
+    @property
+    def note(self) -> str:
+        """Why it cannot be used, in a line."""
+        state = "cannot be loaded" if self.broken else "is not available"
+        return f"{self.name} ({self.target}) {state}: {self.error}"
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether this package ships it."""
+        return self.target.startswith("mha.implementations.")
+
+
+def discover(started: Callable[[str], object] = str) -> list[Registered]:
+    """Load every registered implementation, in the order of their names; started: is told each before it is loaded.
+
+    Raises nothing: an implementation that fails to load is returned with its error.
+
+    >>> {entry.name: entry.target for entry in discover()}["loop"]
+    'mha.implementations.loop:implementation'
+    """
+    points, loaded = list(entry_points(group=GROUP)), []
+    for name in sorted({point.name for point in points}):
+        started(name)
+        loaded.append(_load_named(name, points))
+    return loaded
+
+
+@dataclass(frozen=True)
+class Found:
+    """What some targets name. unavailable: the registered implementations that "all" names, and that cannot be used."""
+
+    resolved: list[Resolved]
+    unavailable: tuple[Registered, ...] = ()
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """Why those that are no mere lack of something optional cannot be used, by name, as in a report."""
+        return {entry.name: entry.error for entry in self.unavailable if entry.broken}
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for each that cannot be used."""
+        return [entry.note for entry in self.unavailable]
+
+
+def find(targets: Iterable[str], started: Callable[[str], object] = str) -> Found:
+    """Return what targets name, and what "all" would name if it could be used; raises ImplementationError as `resolve`.
+
+    started: is told each target, and each that "all" names, before it is loaded.
+
+    >>> find(["all"]).broken
+    {}
+    """
+    resolved: list[Resolved] = []
+    unavailable: list[Registered] = []
+    for target in targets:
+        if target == "all":
+            entries = discover(started)
+            resolved += available(entries)
+            unavailable += [entry for entry in entries if entry.implementation is None]
+        else:
+            started(target)
+            resolved += resolve(target)
+    return Found(resolved, tuple({entry.name: entry for entry in unavailable}.values()))
+
+
+def available(entries: Iterable[Registered]) -> list[Resolved]:
+    """Return the registered implementations that were loaded."""
+    loaded = [(entry, entry.implementation) for entry in entries]
+    return [Resolved(each, entry.name, entry.inference) for entry, each in loaded if each is not None]
+
+
+def resolve(target: str) -> list[Resolved]:
+    """Return the implementations that `target` names: one, except for "all".
+
+    target: a registered name, "package.module:object", "path/to/file.py:object", one of these under another name,
+        "NAME=target", or "all" for every registered implementation that loads (`find` says which do
+        not). The object is an implementation, a plain
+        `torch.nn.Module` class, a function that makes a module (its parameters are those of a constructor), a function
+        of query, key and value, or a `functools.partial` of one; how to build and call it is then inferred.
+
+    Raises ImplementationError if there is no such object, if it cannot be loaded, or if it is neither of these.
+
+    >>> (resolved,) = resolve("mha.implementations.minimal:MinimalAttention")
+    >>> resolved.implementation.name
+    'MinimalAttention'
+    >>> print(resolved.inference.declaration)
+    from mha.implementations import from_module
+    from mha.spec import Claims
+    <BLANKLINE>
+    implementation = from_module(
+        MinimalAttention,
+        parameters={"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "o"},
+        claims=Claims(returns_weights=False, dtypes={"bfloat16", "float16", "float32", "float64"}),
+    )
+    """
+    if target == "all":
+        return available(discover())
+    name, plain = split_name(target)
+    if name:
+        if plain == "all":
+            raise ImplementationError(f"{target!r} gives one name to all implementations; name one of them")
+        (found,) = resolve(plain)
+        return [replace(found, implementation=_named(found.implementation, name), target=target)]
+    if ":" in target:
+        place, _, attribute = target.rpartition(":")
+        module = load_file(Path(place)) if place.endswith(".py") else load_module(place)
+        implementation, inference = _implementation(target, member_of(module, attribute, target))
+        return [Resolved(implementation, target, inference)]
+    if target.endswith(".py"):
+        classes = ", ".join(classes_of(load_file(Path(target)))) or "none"
+        raise ImplementationError(
+            f"{target!r} is a file; name a class in it, as {target}:NAME (its classes: {classes})"
+        )
+    entry = _load_entry(_entry_point(target, list(entry_points(group=GROUP))))
+    if entry.implementation is None:
+        kind = ImplementationError if entry.broken else UnavailableError
+        raise kind(f"the implementation {target!r} ({entry.target}) cannot be used: {entry.error}")
+    return [Resolved(entry.implementation, target, entry.inference)]
+
+
+def as_resolved(value: object) -> Resolved:
+    """Return what a value stands for: a target, or an object that a target may name.
+
+    Raises ImplementationError for a target that cannot be resolved or names several, and for any other value.
+
+    >>> as_resolved(nn.Linear)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    mha.implementations.discovery.errors.ImplementationError: Linear: none of the parameters of its constructor ...
+    """
+    if isinstance(value, Resolved):
+        return value
+    if isinstance(value, str):
+        resolved = resolve(value)
+        if len(resolved) != 1:
+            raise ImplementationError(f"{value!r} names {len(resolved)} implementations; name one of them")
+        return resolved[0]
+    named = value.func if isinstance(value, partial) else value
+    module, name = getattr(value, "__module__", ""), getattr(named, "__name__", type(value).__name__)
+    has_a_place = attribute(module_named(module), name) is value and module != "__main__"
+    implementation, inference = _implementation(name, value)
+    return Resolved(implementation, f"{module}:{name}" if has_a_place else "", inference)
+
+
+def split_name(target: str) -> tuple[str, str]:
+    """Return the name that a target gives, empty if it gives none, and the target without it; a path may have a "=".
+
+    >>> split_name("old=attention.py:MyAttention"), split_name("sdpa")
+    (('old', 'attention.py:MyAttention'), ('', 'sdpa'))
+    """
+    name, given, plain = target.partition("=")
+    is_name = given and re.fullmatch(r"[\w.-]+", name) and not Path(target.rpartition(":")[0] or target).exists()
+    return (name, plain) if is_name else ("", target)
+
+
+def preflight(implementation: Implementation) -> None:
+    """Build a small attention, to find an adapter that does not fit its module before any clause is judged.
+
+    Raises ImplementationError for an object that is not an implementation, and what the adapter raises of this type.
+    Any other error in `build` is ignored: the clauses about construction report it.
+
+    >>> preflight(resolve("loop")[0].implementation)
+    >>> preflight("loop")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    mha.implementations.discovery.errors.ImplementationError: 'loop' is not an implementation: it needs a name (str), ...
+    """
+    name, claims = getattr(implementation, "name", None), getattr(implementation, "claims", None)
+    if not (isinstance(name, str) and isinstance(claims, Claims) and callable(getattr(implementation, "build", None))):
+        raise ImplementationError(
+            f"{implementation!r:.80} is not an implementation: it needs a name (str), claims (mha.spec.Claims) and a "
+            f"method build, but its name is {name!r:.80} and its claims are {claims!r:.80}"
+        )
+    if claims.world_sizes and not isinstance(original_of(implementation), Sharded):
+        raise ImplementationError(
+            f"{name} claims ranks (Claims.world_sizes), but has no build_rank, placements, order and unsharded, as a "
+            "mha.spec.Sharded has; make one with mha.implementations.from_sharded"
+        )
+    if claims.world_sizes:
+        pickled(original_of(implementation))
+    n_heads, head_dim = min(claims.sizes.n_heads or {2}), claims.sizes.fit_head_dim(2)
+    key_heads = 1 if claims.multi_query else None
+    config = Config(n_heads * head_dim, n_heads, n_kv_heads=key_heads, bias=most_biases(claims.bias))
+    try:
+        with pristine(), as_found():  # what it changes is changed again when it is judged
+            implementation.build(config, Weights.random(config, 0, torch.float32), dtype=torch.float32, device="cpu")
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ImplementationError):
+            raise
+
+
+def _entry_point(name: str, registered: Sequence[EntryPoint]) -> EntryPoint:
+    """Return the entry point of a registered name."""
+    points = [point for point in registered if point.name == name]
+    if not points:
+        known = sorted({point.name for point in registered})
+        near = get_close_matches(name, known)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ImplementationError(
+            f"no implementation is registered as {name!r}{hint} (registered: {', '.join(known) or 'none'}; give one of "
+            "these names, package.module:object, or path/to/file.py:object)"
+        )
+    if len({point.value for point in points}) > 1:
+        values = " and ".join(sorted(point.value for point in points))
+        raise ImplementationError(f"the name {name!r} is registered twice, for {values}; give one of these instead")
+    return points[0]
+
+
+def _load_named(name: str, points: Sequence[EntryPoint]) -> Registered:
+    try:
+        return _load_entry(_entry_point(name, points))
+    except ImplementationError as error:  # the name is registered twice
+        return Registered(name, name, error=str(error), broken=True)
+
+
+def _load_entry(point: EntryPoint) -> Registered:
+    try:
+        with (
+            judge_left_alone(),
+            default_warnings(),
+            contained(f"the registered implementation {point.name} ({point.value})"),
+        ):
+            implementation, inference = _implementation(point.value, point.load())
+        return Registered(point.name, point.value, _named(implementation, point.name), inference=inference)
+    except UnavailableError as error:
+        return Registered(point.name, point.value, error=str(error))
+    except ImplementationError as error:
+        return Registered(point.name, point.value, error=str(error), broken=True)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin may raise anything while it is imported
+        return Registered(point.name, point.value, error=described(error), broken=True)
+
+
+def _named(implementation: Implementation, name: str) -> Implementation:
+    return implementation if implementation.name == name else Renamed(implementation, name)
+
+
+def original_of(implementation: Implementation) -> Implementation:
+    """Return an implementation under its own name."""
+    return implementation.implementation if isinstance(implementation, Renamed) else implementation
+
+
+def _implementation(target: str, value: object) -> tuple[Implementation, Inference | None]:
+    """Return a declared implementation as it is, and a plain class or function as it is inferred."""
+    with judge_left_alone():
+        return _understood(target, value)
+
+
+def _understood(target: str, value: object) -> tuple[Implementation, Inference | None]:
+    try:
+        if isinstance(value, Implementation) and not isinstance(value, type):
+            preflight(value)
+            return value, None
+    except (ImplementationError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # of its name or claims, which may be properties
+        raise ImplementationError(f"{target!r} cannot be used: {described(error)}") from error
+    made = value.func if isinstance(value, partial) else value
+    framework = framework_of(made)
+    if framework:
+        raise ImplementationError(f"{target!r} is of {framework}; {HOW_TO_WRAP[framework]}")
+    if (isinstance(made, type) and issubclass(made, nn.Module)) or isfunction(made):
+        inferred = _inferred(value, target.rpartition(":")[2], is_function=isfunction(made))
+        return inferred.implementation, inferred
+    kind = "a class" if isinstance(value, type) else f"of type {type(value).__name__}"
+    raise ImplementationError(
+        f"{target!r} is {kind}, neither a torch.nn.Module class nor an implementation (an object with name, claims "
+        f"and build); {_instead_of(value)}"
+    )
+
+
+def _inferred(given: Any, label: str, *, is_function: bool) -> Inference:
+    """Return how a class or a function, or a partial of one, is understood: as a module, or as a kernel."""
+    if is_function and not makes_modules(given):
+        return infer_kernel(given, label)
+    made = kernel_maker(given)
+    return infer_kernel(given, label, made) if made else infer(given, label)
+
+
+def _instead_of(value: object) -> str:
+    """Return what to name instead of an object that cannot be judged."""
+    if isinstance(value, nn.Module):
+        return f"name the class {type(value).__name__} instead, because it is built in many sizes"
+    if isinstance(value, torch.jit.ScriptFunction):
+        return "name the function that it is compiled from instead, because a compiled one does not name its inputs"
+    if isinstance(getattr(value, "__self__", value), FunctionMeta):
+        return "name a function that calls its apply, because that one does not name its inputs"
+    return "make one with mha.implementations.from_module or from_kernel"

@@ -1,0 +1,29 @@
+"""The commands of the guide print what the guide shows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mha.conformance.cli.app import app
+from support.documents import blocks, in_six_digits
+
+
+def test_commands_print_what_the_guide_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    output, files, compared = "", [], 0
+    for label, text in blocks("docs/guide.md"):
+        if label.startswith("file "):
+            files.append(Path(label.removeprefix("file ")))
+            files[-1].write_text(text)
+        elif label == "command":
+            output = in_six_digits(CliRunner().invoke(app, text.split()[1:]).output)
+        else:
+            assert in_six_digits(text.rstrip("\n")) in output, output
+            compared += 1
+    assert compared == 8
+    for file in files:
+        sys.modules.pop(file.stem, None)

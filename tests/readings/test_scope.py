@@ -1,0 +1,218 @@
+"""What is not plain attention is named, and what only looks like that is judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mha.implementations.adapters.construction import MAX_LENGTH
+from mha.implementations.inference.infer import infer
+from support.plain import Plain, evidence, refusal_of, verdict
+
+
+class Swish(Plain):
+    """Its parameter of positions has no effect, and its scores are too sharp."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.pos, self.norm = nn.Parameter(torch.zeros(d_model)), nn.LayerNorm(d_model)
+
+    def place(self, q: Tensor) -> Tensor:
+        return q * 1.3
+
+
+def test_what_is_not_used_is_not_out_of_scope() -> None:
+    assert verdict(infer(Swish), "SMX-6") == ("fail", False)
+
+
+class Normalised(Plain):
+    """It normalises its input."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.attend(self.norm(x), mask)
+
+
+class Residual(Normalised):
+    """It adds its input."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x + super().forward(x, mask)
+
+
+class Rotary(Plain):
+    """It rotates by position."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.inv_freq: Tensor
+        self.register_buffer("inv_freq", torch.tensor([0.5]))
+
+    def place(self, q: Tensor) -> Tensor:
+        angle = torch.arange(q.shape[-2])[:, None] * self.inv_freq.to(q.dtype)
+        one, other, rest = q[..., :1], q[..., 1:2], q[..., 2:]
+        turned = one * angle.cos() - other * angle.sin(), one * angle.sin() + other * angle.cos()
+        return torch.cat([*turned, rest], -1)
+
+
+class AbsolutePositions(Normalised):
+    """It adds positions to its input."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.norm, self.position = nn.Identity(), nn.Embedding(64, d_model)  # type: ignore[assignment]  # the point
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(x + self.position.weight[: x.shape[1]], mask)
+
+
+class FeedForward(Plain):
+    """It has a feed-forward part."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.ff = nn.Sequential(nn.Linear(d_model, 3 * d_model), nn.GELU(), nn.Linear(3 * d_model, d_model))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        return self.ff(self.attend(x, mask))
+
+
+class TurnedInPlace(Plain):
+    """It rotates by position, without a name that says so."""
+
+    def place(self, q: Tensor) -> Tensor:
+        angle = torch.arange(q.shape[-2])[:, None].to(q)
+        one, other, rest = q[..., :1], q[..., 1:2], q[..., 2:]
+        turned = one * angle.cos() - other * angle.sin(), one * angle.sin() + other * angle.cos()
+        return torch.cat([*turned, rest], -1)
+
+
+class Uneven(Plain):
+    """Its softmax runs over the queries, beside functions that do not matter."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        torch.tanh(scores.norm())
+        scores = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
+        return (scores * torch.rsqrt(torch.ones_like(scores))).softmax(-2)
+
+
+def test_function_that_does_not_matter_is_not_out_of_scope() -> None:
+    assert verdict(infer(Uneven), "SMX-6")[0] == "fail"
+
+
+class NormalisedInVain(Plain):
+    """It normalises what it does not use, and its scores are too sharp."""
+
+    def place(self, q: Tensor) -> Tensor:
+        nn.functional.normalize(q, dim=-1)
+        return q * 1.3
+
+
+def test_norm_that_does_not_matter_is_not_out_of_scope() -> None:
+    assert verdict(infer(NormalisedInVain), "SMX-6") == ("fail", False)
+
+
+class OfUnitLength(Plain):
+    """It normalises queries."""
+
+    def place(self, q: Tensor) -> Tensor:
+        return nn.functional.normalize(q, dim=-1)
+
+
+def distances(scores: Tensor) -> Tensor:
+    """Return how far each key is behind each query, (L, S)."""
+    queries, keys = (torch.arange(size) for size in scores.shape[-2:])
+    return queries[:, None] - keys
+
+
+class Capped(Plain):
+    """It caps its scores."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(5 * torch.tanh(scores / 5), mask)
+
+
+class Biased(Plain):
+    """It adds ALiBi."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        slopes = 2.0 ** (-8 * torch.arange(1, self.n_heads + 1) / self.n_heads)
+        return super().weigh(scores - slopes.to(scores)[:, None, None] * distances(scores).abs(), mask)
+
+
+class Windowed(Plain):
+    """It attends to a window."""
+
+    def __init__(self, d_model: int, n_heads: int, width: int = 2) -> None:
+        super().__init__(d_model, n_heads)
+        self.width = width
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(scores.masked_fill(distances(scores).abs() > self.width, float("-inf")), mask)
+
+
+class WidelyWindowed(Windowed):
+    """It attends to a window that is longer than the trial runs."""
+
+    def __init__(self, d_model: int, n_heads: int, sliding_window: int = 128) -> None:
+        super().__init__(d_model, n_heads, sliding_window)
+
+
+def test_window_that_an_argument_gives_is_widened() -> None:
+    result = infer(WidelyWindowed)
+    assert evidence(result)["formula"] == "tested"
+    assert f"partial(WidelyWindowed, sliding_window={MAX_LENGTH})" in result.declaration
+    assert verdict(result, "NUM-5") == ("pass", True)
+
+
+class Sinking(Plain):
+    """It has a score without a key for each head."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.sinks = nn.Parameter(torch.zeros(n_heads))
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        scores = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
+        sinks = self.sinks[:, None, None].expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+
+
+OUT_OF_SCOPE: dict[type[nn.Module], str] = {
+    TurnedInPlace: "it depends on positions (`torch.cos`, `torch.sin`)",
+    OfUnitLength: "it normalises what it computes (`normalize`)",
+    Capped: "it caps its scores (`tanh`)",
+    Biased: "it adds a bias that grows with the distance of query and key (ALiBi)",
+    Windowed: "it attends to at most 2 positions on a side",
+    Sinking: "it adds scores without a key (`sinks`)",
+    Normalised: "Normalised is out of scope: it normalises its input (`norm`); to judge its attention, derive a class "
+    "whose constructor sets self.norm = torch.nn.Identity()",
+    Residual: "it adds its input to its output (a residual connection); to judge its attention, derive a class whose "
+    "forward returns super().forward(x, mask) - x; it normalises its input (`norm`)",
+    Rotary: "it depends on positions (`inv_freq`)",
+    AbsolutePositions: "it depends on positions (`position.weight`)",
+    FeedForward: "it computes with more than four projections (`ff.0`, `ff.2`)",
+}
+
+
+@pytest.mark.parametrize("cls", OUT_OF_SCOPE, ids=lambda cls: cls.__name__)
+def test_what_is_not_plain_attention_is_named(cls: type[nn.Module]) -> None:
+    assert OUT_OF_SCOPE[cls] in refusal_of(cls)
+
+
+class WithoutNorm(Normalised):
+    """What the message about the norm advises."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.norm = torch.nn.Identity()  # type: ignore[assignment]  # the point
+
+
+def test_advice_about_a_norm_can_be_followed() -> None:
+    assert set(evidence(infer(WithoutNorm)).values()) == {"by name", "tested", "tested without a mask"}
