@@ -24,7 +24,8 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Every pytest run of an environment loads the plugin of this package: torch must wait until it is needed.
+    # Every pytest run of an environment loads the plugin of this package: torch must wait until it
+    # is needed.
     if name in _PLACES:
         import importlib
 

@@ -52,7 +52,8 @@ def _named_in(call: ast.Call, package: str) -> Iterator[str]:
 
 
 def located(name: str, roots: Sequence[str]) -> str:
-    """Return the file of a module, "" for one without; roots: folders to look in besides `sys.path`.
+    """Return the file of a module, "" for one without; roots: folders to look in besides
+    `sys.path`.
 
     >>> located("json", []), Path(located("pytest", [])).name
     ('', '__init__.py')

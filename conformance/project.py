@@ -1,4 +1,6 @@
-"""What the pyproject.toml of a user's project says to the judge; torch is not imported, every pytest run reads this."""
+"""What the pyproject.toml of a user's project says to the judge; torch is not imported, every
+pytest run reads this.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ CALL_TIMEOUT = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """The keys that `[tool.mha]` and the table of a target have in common; None where a key is not given.
+    """The keys that `[tool.mha]` and the table of a target have in common; None where a key is not
+    given.
 
     dtypes, device: names. waivers: an absolute path. select, ignore, require: ids of clauses.
     """
@@ -47,10 +50,10 @@ class Table:
 class Project:
     """A project, and what its pyproject.toml says.
 
-    folder: the root, that of the pyproject.toml, or the current folder where there is none. targets: tables by the
-    target, the path of a file made absolute, or by the name of an implementation. call_timeout: in seconds, after which
-    a call that has not returned is ended with its process, 0 for never. text: `[tool.mha]` as JSON, empty if
-    there is none.
+    folder: the root, that of the pyproject.toml, or the current folder where there is none.
+    targets: tables by the target, the path of a file made absolute, or by the name of an
+    implementation. call_timeout: in seconds, after which a call that has not returned is ended with
+    its process, 0 for never. text: `[tool.mha]` as JSON, empty if there is none.
     """
 
     folder: Path
@@ -63,11 +66,15 @@ class Project:
 
     @property
     def waivers(self) -> Path:
-        """The file to which `mha waive` adds, and which is read by default: `waivers`, or `WAIVERS` in the root."""
+        """The file to which `mha waive` adds, and which is read by default: `waivers`, or `WAIVERS`
+        in the root.
+        """
         return self.table.waivers or self.folder / WAIVERS
 
     def table_of(self, target: str, name: str) -> Table | None:
-        """Return the table of an implementation over the general one, None if it has none; target: without a name."""
+        """Return the table of an implementation over the general one, None if it has none; target:
+        without a name.
+        """
         own = self.targets.get(absolute_target(target, Path())) or self.targets.get(name)
         return own.over(self.table) if own else None
 
@@ -78,17 +85,23 @@ class Project:
 
 
 def pinned_contract(folder: Path) -> str:
-    """Return the version of the contract that the project of a folder has pinned, by default the latest one."""
+    """Return the version of the contract that the project of a folder has pinned, by default the
+    latest one.
+    """
     return read_project(folder).contract
 
 
 def read_project(folder: Path) -> Project:
-    """Return what `[tool.mha]` says in the pyproject.toml of a folder, or else in that of the next one above it.
+    """Return what `[tool.mha]` says in the pyproject.toml of a folder, or else in that of the next
+    one above it.
 
-    Raises ValueError, in one line, for a file that is not TOML, an unknown key and a value that is not expected.
+    Raises ValueError, in one line, for a file that is not TOML, an unknown key and a value that is
+    not expected.
     """
     places = (folder.resolve(), *folder.resolve().parents)
-    file = next((place / "pyproject.toml" for place in places if (place / "pyproject.toml").is_file()), None)
+    file = next(
+        (place / "pyproject.toml" for place in places if (place / "pyproject.toml").is_file()), None
+    )
     if file is None:
         return Project(folder=folder.resolve())
     table = _tool_table(file)
@@ -102,7 +115,8 @@ def read_project(folder: Path) -> Project:
 
 
 def absolute_target(target: str, folder: Path) -> str:
-    """Return a target with the path of its file made absolute, so that two ways to name a file are one.
+    """Return a target with the path of its file made absolute, so that two ways to name a file are
+    one.
 
     >>> absolute_target("sdpa", Path()), absolute_target("./a.py:A", Path("/x"))
     ('sdpa', '/x/a.py:A')
@@ -123,14 +137,18 @@ def _tool_table(file: Path) -> Any:
         text = file.read_text(encoding="utf-8", errors="replace")
         tool = tomllib.loads(text).get("tool", {})
     except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, OSError) or "[tool.mha" not in text:  # of other tools, whose runs must not end here
+        if (
+            isinstance(error, OSError) or "[tool.mha" not in text
+        ):  # of other tools, whose runs must not end here
             return None
         raise ValueError(f"{str(file)!r} cannot be read as TOML: {error}") from None
     return tool.get("mha") if isinstance(tool, dict) else None
 
 
 def _read(table: object, keys: Mapping[str, _Reader], where: str, folder: Path) -> dict[str, Any]:
-    """Return the values of a table, as its keys are read; raise ValueError, which says where the table is."""
+    """Return the values of a table, as its keys are read; raise ValueError, which says where the
+    table is.
+    """
     if not isinstance(table, dict):
         raise ValueError(f"{where} must be a table, but is {table!r:.80}")
     values = {}
@@ -147,7 +165,9 @@ def _words(value: object, what: str, known: Collection[str]) -> tuple[str, ...]:
     """Return one word or a list of words; raise ValueError for none and for an unknown one."""
     words = [value] if isinstance(value, str) else value
     if not isinstance(words, list) or not words or not all(word in known for word in words):
-        raise ValueError(f"{what} must be one or a list of {', '.join(known)}, but is {value!r:.80}")
+        raise ValueError(
+            f"{what} must be one or a list of {', '.join(known)}, but is {value!r:.80}"
+        )
     return tuple(words)
 
 
@@ -158,7 +178,9 @@ def _word(value: object, what: str, known: Collection[str]) -> str:
 
 
 def _clauses(value: object, what: str, folder: Path) -> tuple[str, ...]:
-    """Return the ids that one word or a list of words names, each an id or a family; the list may be empty."""
+    """Return the ids that one word or a list of words names, each an id or a family; the list may
+    be empty.
+    """
     words = [value] if isinstance(value, str) else value
     expected = 'a list of clauses or families, such as ["MSK-8", "CAU"]'
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
@@ -168,7 +190,9 @@ def _clauses(value: object, what: str, folder: Path) -> tuple[str, ...]:
         if word not in (*CLAUSES, *FAMILIES):
             near = get_close_matches(word, [*CLAUSES, *FAMILIES], n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise ValueError(f"{what} must be {expected}, but there is no {word!r}{hint} (`mha spec` lists them)")
+            raise ValueError(
+                f"{what} must be {expected}, but there is no {word!r}{hint} (`mha spec` lists them)"
+            )
     return tuple(clause for clause in CLAUSES if clause in named or CLAUSES[clause].family in named)
 
 
@@ -181,7 +205,9 @@ def _selected(value: object, what: str, folder: Path) -> tuple[str, ...]:
 
 def _path(value: object, what: str, folder: Path) -> Path:
     if not isinstance(value, str) or not value:
-        raise ValueError(f'{what} must be the path of a file, such as "{WAIVERS}", but is {value!r:.80}')
+        raise ValueError(
+            f'{what} must be the path of a file, such as "{WAIVERS}", but is {value!r:.80}'
+        )
     return folder / value
 
 

@@ -35,7 +35,11 @@ class Range:
 
     def has(self, value: object) -> bool:
         """Return whether a value is in the range."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or (self.whole and isinstance(value, float)):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or (self.whole and isinstance(value, float))
+        ):
             return False
         if isinstance(value, float) and not math.isfinite(value):
             return False
@@ -43,7 +47,9 @@ class Range:
 
 
 def _shown(value: object) -> str:
-    """Return a value as text, a long integer by its size: Python writes none of thousands of digits."""
+    """Return a value as text, a long integer by its size: Python writes none of thousands of
+    digits.
+    """
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**20:
         digits = int(math.log10(abs(value)))
         return f"about {'-' if value < 0 else ''}1e{digits}"

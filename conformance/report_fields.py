@@ -1,4 +1,6 @@
-"""What the fields of a report may hold, beyond their types, where it is read from a file that anyone may have made."""
+"""What the fields of a report may hold, beyond their types, where it is read from a file that
+anyone may have made.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def validate_fields(report: Report) -> None:
     """Raise ValueError, in one line, for a value that no report of this version has."""
     unknown = sorted({verdict.clause for verdict in report.verdicts} - set(CLAUSES))
     if unknown:
-        raise ValueError(f"the report has clauses that this version does not know: {', '.join(unknown)}")
+        raise ValueError(
+            f"the report has clauses that this version does not know: {', '.join(unknown)}"
+        )
     for problem in (*_problems_of_report(report), *_problems_of_verdicts(report.verdicts)):
         raise ValueError(f"not a report of mha-conformance: {problem}")
 

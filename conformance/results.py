@@ -20,12 +20,15 @@ from mha.spec.clauses import CLAUSES
 if TYPE_CHECKING:
     from mha.conformance.settings import Settings
 
-Status = Literal["pass", "fail", "waived", "stale_waiver", "not_claimed", "refused", "blocked", "harness_error"]
+Status = Literal[
+    "pass", "fail", "waived", "stale_waiver", "not_claimed", "refused", "blocked", "harness_error"
+]
 # A clause with one of these was seen to fail.
 FAILED = ("fail", "refused", "waived")
 # A required clause with one of these means that the implementation does not conform.
 NONCONFORMING = ("fail", "refused", "stale_waiver", "blocked")
-# Of the JSON. A change that a reader of an older format would misread makes the next; format 1 is still read.
+# Of the JSON. A change that a reader of an older format would misread makes the next; format 1 is
+# still read.
 FORMAT: Literal[2] = 2
 # In characters, of what a verdict opens to in a notebook.
 LONGEST_DETAILS = 100_000
@@ -49,21 +52,23 @@ class Rejections:
 class Verdict:
     """The verdict on one clause for one implementation, in one dtype on one device.
 
-    level: MUST, SHOULD or MAY. required: whether the clause must hold for the implementation to conform; a SHOULD is
-    required in a strict run only.
-    examples: the number of cases tried. cases_to_failure: how many of them it took to the first failure, before
-    shrinking. margin: the largest error/bound among them. rejections: for each known-bad answer, how many cases
-    rejected it.
-    case: the minimal failing case, as code. violated: the name of the property that failed. message: why, where the
-    status is not "pass". diagnosis: the defect that explains the failure, in words, where one is found. fix: what
-    usually mends that defect. steps: where none is found, which steps of the call are right, as far as they can be
-    seen. arguments: of the last call, by the names that the adapted module or kernel has for them. script: a
-    stand-alone script that reproduces the failure.
-    blocked_by: the clause or family that explains the failure; the status is "blocked" only if that is seen to fail too
-    (see `settled`). topic: what a clause that is not judged is counted under: the field of `Claims` that is missing, or
-    "other dtypes"; empty for other reasons. seconds: how long it took.
-    seeds: in a report over several seeds, those that gave the status, the one of the case first; empty where it is a
-    pass or not claimed.
+    level: MUST, SHOULD or MAY. required: whether the clause must hold for the implementation to
+        conform; a SHOULD is required in a strict run only.
+    examples: the number of cases tried. cases_to_failure: how many of them it took to the first
+        failure, before shrinking. margin: the largest error/bound among them. rejections: for each
+        known-bad answer, how many cases rejected it.
+    case: the minimal failing case, as code. violated: the name of the property that failed.
+        message: why, where the status is not "pass". diagnosis: the defect that explains the
+        failure, in words, where one is found. fix: what usually mends that defect. steps: where
+        none is found, which steps of the call are right, as far as they can be seen. arguments: of
+        the last call, by the names that the adapted module or kernel has for them. script: a
+        stand-alone script that reproduces the failure.
+    blocked_by: the clause or family that explains the failure; the status is "blocked" only if that
+        is seen to fail too (see `settled`). topic: what a clause that is not judged is counted
+        under: the field of `Claims` that is missing, or "other dtypes"; empty for other reasons.
+        seconds: how long it took.
+    seeds: in a report over several seeds, those that gave the status, the one of the case first;
+        empty where it is a pass or not claimed.
 
     >>> where = {"dtype": "float32", "device": "cpu"}
     >>> Verdict(implementation="sdpa", clause="MSK-8", level="MUST", status="fail", **where).conforms
@@ -104,12 +109,14 @@ class Verdict:
 class Report:
     """The verdicts of a run, in the order of the contract, and what it takes to repeat the run.
 
-    targets: for each implementation, how it was named, as `mha.implementations.resolve` takes it. strict: whether
-    SHOULD counted as MUST. incomplete: the run was stopped, so clauses may be missing. broken: the registered
-    implementations that could not be loaded, and why. not_covered: for each implementation, the options that no clause
-    judges, as far as they are known. torch_changes: what had been replaced or set in torch before the
-    run, as by the import of an implementation; it is in place while implementations run, and at no other time.
-    started: in UTC. since: when the first of its runs was started, if narrower ones have updated it. host: the machine.
+    targets: for each implementation, how it was named, as `mha.implementations.resolve` takes it.
+        strict: whether SHOULD counted as MUST. incomplete: the run was stopped, so clauses may be
+        missing. broken: the registered implementations that could not be loaded, and why.
+        not_covered: for each implementation, the options that no clause judges, as far as they are
+        known. torch_changes: what had been replaced or set in torch before the run, as by the
+        import of an implementation; it is in place while implementations run, and at no other time.
+    started: in UTC. since: when the first of its runs was started, if narrower ones have updated
+        it. host: the machine.
     seeds: of the runs that were merged into it, if they are several; `seed` is then the least.
 
     >>> report = Report(verdicts=(), profile="quick", seed=0, versions={})
@@ -145,7 +152,8 @@ class Report:
     ) -> Report:
         """Assemble the report of a run; the verdicts may come in any order.
 
-        targets: every implementation of the run, in order, and how it was named ("" if it was not named).
+        targets: every implementation of the run, in order, and how it was named ("" if it was not
+        named).
         """
         names = list(targets)
 
@@ -168,19 +176,29 @@ class Report:
 
     def __repr__(self) -> str:
         """Return the outcome for each implementation, with its counts, and a line for each failure."""
-        lines = [line for first, rest in self._outcomes() for line in (first, *(f"    {_in_a_line(v)}" for v in rest))]
+        lines = [
+            line
+            for first, rest in self._outcomes()
+            for line in (first, *(f"    {_in_a_line(v)}" for v in rest))
+        ]
         return "\n".join(lines) or "nothing was judged"
 
     def _repr_html_(self) -> str:
         """Return the same for a notebook, where a failure opens to its case and script."""
-        parts = [part for first, rest in self._outcomes() for part in (f"<p>{escape(first)}</p>", *map(_opening, rest))]
+        parts = [
+            part
+            for first, rest in self._outcomes()
+            for part in (f"<p>{escape(first)}</p>", *map(_opening, rest))
+        ]
         return "\n".join(parts) or "nothing was judged"
 
     def _outcomes(self) -> Iterator[tuple[str, list[Verdict]]]:
         """Yield the outcome of each implementation in a line, and the verdicts to list below it."""
         for name, own in self.by_implementation.items():
             statuses = [status_of(verdict) for verdict in own]
-            counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+            counts = ", ".join(
+                f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)
+            )
             conforms = all(verdict.conforms for verdict in own) and not self.incomplete
             outcome = "conforms" if conforms else "does not conform"
             outcome = "could not be judged" if "harness error" in statuses else outcome
@@ -199,9 +217,16 @@ class Report:
 
     @property
     def exit_status(self) -> int:
-        """0 if everything conforms, 1 if not, 2 if the judge failed, nothing was judged or the run is incomplete."""
+        """0 if everything conforms, 1 if not, 2 if the judge failed, nothing was judged or the run
+        is incomplete.
+        """
         statuses = {verdict.status for verdict in self.verdicts}
-        if "harness_error" in statuses or statuses <= {"not_claimed"} or self.incomplete or self.broken:
+        if (
+            "harness_error" in statuses
+            or statuses <= {"not_claimed"}
+            or self.incomplete
+            or self.broken
+        ):
             return 2
         return 0 if all(verdict.conforms for verdict in self.verdicts) else 1
 
@@ -217,7 +242,9 @@ class Report:
         return by_implementation(self.verdicts)
 
     def to_json(self) -> str:
-        """Return the report as JSON; two runs with the same seed give the same text, except for `VOLATILE` fields."""
+        """Return the report as JSON; two runs with the same seed give the same text, except for
+        `VOLATILE` fields.
+        """
         data = {"conforms": self.conforms, **asdict(self)}
         try:
             json.dumps(data, ensure_ascii=False).encode()
@@ -227,7 +254,9 @@ class Report:
 
     @staticmethod
     def from_json(text: str) -> Report:
-        """Read a report of format 1 or 2, and settle it; raises ValueError, in one line, for anything else."""
+        """Read a report of format 1 or 2, and settle it; raises ValueError, in one line, for
+        anything else.
+        """
         from pydantic import ValidationError
 
         try:
@@ -238,7 +267,9 @@ class Report:
         if written is None:
             raise ValueError("not a report of mha-conformance: it has no format")
         if written not in (1, FORMAT):
-            raise ValueError(f"the report has format {written!r}, but this version reads formats 1 and {FORMAT}")
+            raise ValueError(
+                f"the report has format {written!r}, but this version reads formats 1 and {FORMAT}"
+            )
         try:
             if written == 1:
                 text = json.dumps(_from_format_1(data))
@@ -259,7 +290,8 @@ class Report:
 
 
 def status_of(verdict: Verdict) -> str:
-    """Return the status in words; a failure that does not keep the implementation from conforming is an unmet SHOULD.
+    """Return the status in words; a failure that does not keep the implementation from conforming
+    is an unmet SHOULD.
 
     >>> where = {"implementation": "sdpa", "dtype": "float32", "device": "cpu"}
     >>> status_of(Verdict(clause="NUM-3", level="SHOULD", status="fail", required=False, **where))
@@ -273,11 +305,16 @@ def _in_a_line(verdict: Verdict) -> str:
     subject = (verdict.implementation, verdict.dtype, verdict.device)
     name, dtype, device = map(visible_name, subject)
     text = repr(verdict.diagnosis or verdict.message)[1:-1]  # so that nothing in it ends the line
-    return f"{status_of(verdict)} {verdict.clause} {name}, {dtype} on {device}: {visible_line(text):.200}"
+    return (
+        f"{status_of(verdict)} {verdict.clause} {name}, {dtype} on {device}:"
+        f" {visible_line(text):.200}"
+    )
 
 
 def _opening(verdict: Verdict) -> str:
-    """Return a verdict in a line of HTML, which opens to its message, case and script if it has a script."""
+    """Return a verdict in a line of HTML, which opens to its message, case and script if it has a
+    script.
+    """
     line = escape(_in_a_line(verdict))
     if not verdict.script:
         return f"<div>{line}</div>"
@@ -286,10 +323,11 @@ def _opening(verdict: Verdict) -> str:
 
 
 def settled(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
-    """Return the verdicts, with each "blocked" if the clause or family that explains it fails too, and else "fail".
+    """Return the verdicts, with each "blocked" if the clause or family that explains it fails too,
+    and else "fail".
 
-    It must fail by itself, for the same implementation, in the same dtype and on the same device; of a family, a
-    required clause must. The order of the verdicts does not matter.
+    It must fail by itself, for the same implementation, in the same dtype and on the same device;
+    of a family, a required clause must. The order of the verdicts does not matter.
 
     >>> where = {"implementation": "mine", "level": "MUST", "dtype": "float32", "device": "cpu", "status": "fail"}
     >>> cause, explained = Verdict(clause="STA-1", **where), Verdict(clause="NUM-1", blocked_by="STA", **where)
@@ -298,7 +336,9 @@ def settled(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
     """
     verdicts = tuple(verdicts)
     causes = {(*_subject(verdict), cause) for verdict in verdicts for cause in _explains(verdict)}
-    return tuple(_settle(verdict, (*_subject(verdict), verdict.blocked_by) in causes) for verdict in verdicts)
+    return tuple(
+        _settle(verdict, (*_subject(verdict), verdict.blocked_by) in causes) for verdict in verdicts
+    )
 
 
 def by_implementation(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
@@ -330,7 +370,9 @@ def _subject(verdict: Verdict) -> tuple[str, str, str]:
 
 
 def _explains(verdict: Verdict) -> Iterator[str]:
-    """Yield what a verdict shows to fail by itself: its clause and, if that is required, its family."""
+    """Yield what a verdict shows to fail by itself: its clause and, if that is required, its
+    family.
+    """
     if verdict.status in FAILED and not verdict.blocked_by:
         yield verdict.clause
         if verdict.required:
@@ -340,11 +382,17 @@ def _explains(verdict: Verdict) -> Iterator[str]:
 def _settle(verdict: Verdict, explained: bool) -> Verdict:
     if explained and verdict.status in ("fail", "refused"):
         return replace(verdict, status="blocked")
-    return replace(verdict, status="fail") if verdict.status == "blocked" and not explained else verdict
+    return (
+        replace(verdict, status="fail")
+        if verdict.status == "blocked" and not explained
+        else verdict
+    )
 
 
 def read_verdict(data: object) -> Verdict:
-    """Return a verdict that another process sent, as `asdict` writes it; raises ValueError for anything else."""
+    """Return a verdict that another process sent, as `asdict` writes it; raises ValueError for
+    anything else.
+    """
     try:
         verdict: Verdict = _verdict_adapter().validate_python(data)
     except ValueError as error:  # of pydantic
@@ -369,7 +417,11 @@ def _verdict_adapter() -> Any:
 def _from_format_1(data: dict[str, Any]) -> dict[str, Any]:
     """Translate format 1, in which "zeros tried" counted the cases behind "zeros"."""
     verdicts = data.get("verdicts")
-    translated = [_verdict_of_format_1(each) for each in verdicts] if isinstance(verdicts, list) else verdicts
+    translated = (
+        [_verdict_of_format_1(each) for each in verdicts]
+        if isinstance(verdicts, list)
+        else verdicts
+    )
     return data | {"format": FORMAT, "verdicts": translated}
 
 
@@ -380,6 +432,8 @@ def _verdict_of_format_1(verdict: Any) -> Any:
     if not isinstance(counts, dict):
         return verdict
     names = (name.removesuffix(" tried") for name in counts if name.endswith(" tried"))
-    rejections = {name: {"rejected": counts.get(name, 0), "tried": counts[f"{name} tried"]} for name in names}
+    rejections = {
+        name: {"rejected": counts.get(name, 0), "tried": counts[f"{name} tried"]} for name in names
+    }
     rest = {name: value for name, value in verdict.items() if name not in ("rejected", "first")}
     return rest | {"rejections": rejections, "cases_to_failure": first}

@@ -22,7 +22,8 @@ from mha.spec import CLAUSES, Claims, Implementation
 from mha.spec.claims import DEVICES, DTYPES
 from mha.spec.clauses import VERSIONS
 
-# These find most by the second: the first six in wrong classes, the others among the faults that those miss.
+# These find most by the second: the first six in wrong classes, the others among the faults that
+# those miss.
 FIRST = (
     *("HED-1", "MSK-2", "CFG-1", "MSK-8"),
     *("GRD-9", "STA-5", "XAT-1", "STA-4", "DRP-1", "STA-2", "CMP-4", "CAU-1", "EQV-8", "STA-7"),
@@ -38,13 +39,13 @@ MOST_NAMED = 6
 class Profile:
     """How far a run goes.
 
-    boundary: the most boundary cases of a property; a few cover every level of every field and most pairs of levels,
-        all of them cover every pair.
+    boundary: the most boundary cases of a property; a few cover every level of every field and most
+        pairs of levels, all of them cover every pair.
     examples: the random cases of each property, after the boundary cases.
     longest: the longest L and S of most properties; long_rows: of those about long rows.
     timeout: in seconds, of one clause under pytest-timeout, where no other is set; 0 for none.
-    float64_every: in float64, one in so many of these cases is tried where float32 is judged in the same run: of the
-        known faults, float32 finds what the others would (docs/bugfinding.md).
+    float64_every: in float64, one in so many of these cases is tried where float32 is judged in the
+        same run: of the known faults, float32 finds what the others would (docs/bugfinding.md).
     ranks: the most ranks of a sharded implementation.
     slow: whether properties whose single case takes many seconds are tried.
     """
@@ -81,16 +82,19 @@ class Task(NamedTuple):
 class Settings:
     """What is judged, and how thoroughly.
 
-    profile: "quick", "default" or "thorough". seed: of the cases; the same seed gives the same cases and verdicts.
+    profile: "quick", "default" or "thorough". seed: of the cases; the same seed gives the same
+        cases and verdicts.
     clauses: ids, all that have a property if empty. dtypes, devices: names, as in torch.
-    waivers: known failures, in addition to those of the built-in implementations. strict: a SHOULD counts as a MUST.
+    waivers: known failures, in addition to those of the built-in implementations. strict: a SHOULD
+        counts as a MUST.
     contract: the version of the contract; clauses that came later are not judged.
-    select, ignore: what a project judges, all if empty, and what it leaves out, where no `clauses` are asked for.
+    select, ignore: what a project judges, all if empty, and what it leaves out, where no `clauses`
+        are asked for.
     require: clauses that count as a MUST, whatever their level.
-    waiver_file: where the waivers are from, if it was not asked for. call_timeout: in seconds, after which a call that
-    has not returned is ended with its process, 0 for never. given: what `of_target` makes the settings of a
-    single implementation from.
-    Raises ValueError for an unknown word, and for a device that is not available.
+    waiver_file: where the waivers are from, if it was not asked for. call_timeout: in seconds,
+        after which a call that has not returned is ended with its process, 0 for never. given: what
+        `of_target` makes the settings of a single implementation from. Raises ValueError for an
+        unknown word, and for a device that is not available.
 
     >>> Settings(profile="quick", clauses=("MSK-1",)).limits.examples
     6
@@ -122,7 +126,10 @@ class Settings:
         validate_choice("dtype", self.dtypes, DTYPES)
         validate_devices(self.devices)
         if not self.judged_clauses:
-            raise ValueError("[tool.mha] in pyproject.toml leaves no clause to judge: it ignores all that it selects")
+            raise ValueError(
+                "[tool.mha] in pyproject.toml leaves no clause to judge: it ignores all that it"
+                " selects"
+            )
 
     @classmethod
     def of(  # noqa: PLR0913  the options of every front end
@@ -138,9 +145,11 @@ class Settings:
         require: object = (),
         folder: Path = Path(),
     ) -> Settings:
-        """Return the settings for what users write: families and lists with commas, and dtypes of torch.
+        """Return the settings for what users write: families and lists with commas, and dtypes of
+        torch.
 
-        What is not given, None, is as the project of the folder says (see `read_project`), or else the default.
+        What is not given, None, is as the project of the folder says (see `read_project`), or else
+        the default.
         """
         given_waivers = read_waivers(waivers) if isinstance(waivers, Path) else waivers
         given = Given(
@@ -185,12 +194,20 @@ class Settings:
     @property
     def ignored_clauses(self) -> tuple[str, ...]:
         """The clauses that would be judged if the project did not ignore them."""
-        return () if self.clauses else tuple(clause for clause in self._selected if clause in self.ignore)
+        return (
+            ()
+            if self.clauses
+            else tuple(clause for clause in self._selected if clause in self.ignore)
+        )
 
     @property
     def raised_clauses(self) -> tuple[str, ...]:
         """The clauses of level SHOULD, or with a part of that level, that are judged and required."""
-        return tuple(clause for clause in self.judged_clauses if clause in self.require and _is_advice(clause))
+        return tuple(
+            clause
+            for clause in self.judged_clauses
+            if clause in self.require and _is_advice(clause)
+        )
 
     @property
     def _selected(self) -> list[str]:
@@ -201,32 +218,43 @@ class Settings:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """What is judged of each implementation, in order: that of the contract, but if all of it is, `FIRST` first."""
+        """What is judged of each implementation, in order: that of the contract, but if all of it
+        is, `FIRST` first.
+        """
         first = FIRST if not self.clauses else ()
-        clauses = sorted(self.judged_clauses, key=lambda x: first.index(x) if x in first else len(first))
+        clauses = sorted(
+            self.judged_clauses, key=lambda x: first.index(x) if x in first else len(first)
+        )
         places = product(self.devices, self.dtypes)
         return tuple(Task(clause, dtype, device) for device, dtype in places for clause in clauses)
 
     def requires(self, clause: str, level: str) -> bool:
-        """Return whether a clause must hold for an implementation to conform; level: of the property that decides."""
+        """Return whether a clause must hold for an implementation to conform; level: of the
+        property that decides.
+        """
         return self.strict or level != "SHOULD" or clause in self.require
 
     def waivers_of(self, implementation: Implementation) -> tuple[Waiver, ...]:
-        """Return the waivers that may apply to it: the built-in ones if this package ships it, then the user's."""
+        """Return the waivers that may apply to it: the built-in ones if this package ships it, then
+        the user's.
+        """
         name = shipped_as(original_of(implementation))
         of_ours = [waiver for waiver in built_in_waivers() if waiver.implementation == name]
         own = [replace(waiver, implementation=implementation.name) for waiver in of_ours]
         return (*own, *self.waivers)
 
     def of_target(self, resolved: Resolved) -> Settings:
-        """Return the settings for one implementation, which may have a table of its own in pyproject.toml.
+        """Return the settings for one implementation, which may have a table of its own in
+        pyproject.toml.
 
-        Raises ValueError where that cannot be followed here; the tables of what is not judged may name a missing file
-        or device.
+        Raises ValueError where that cannot be followed here; the tables of what is not judged may
+        name a missing file or device.
         """
         if self.given is None:
             return self
-        table = self.given.project.table_of(split_name(resolved.target)[1], resolved.implementation.name)
+        table = self.given.project.table_of(
+            split_name(resolved.target)[1], resolved.implementation.name
+        )
         settings = self.given.settings(table) if table else replace(self, given=None)
         if self.given.dtypes or (table or self.given.project.table).dtypes:
             return settings
@@ -237,7 +265,8 @@ class Settings:
         return replace(self, dtypes=(dtype,), devices=(device,))
 
     def of_report(self, chosen: Iterable[Resolved]) -> Settings:
-        """Return the settings for a report on several implementations, with all their dtypes and devices.
+        """Return the settings for a report on several implementations, with all their dtypes and
+        devices.
 
         The profile is the least thorough one, so that a report does not claim more than was tried.
         """
@@ -254,20 +283,25 @@ class Settings:
 
 
 def usual_dtypes(claims: Claims) -> tuple[str, ...]:
-    """Return in which dtypes an implementation is judged by default: all that are claimed, where no usual one is.
+    """Return in which dtypes an implementation is judged by default: all that are claimed, where no
+    usual one is.
 
     >>> usual_dtypes(Claims(projections=False, dtypes={"float16", "float32"})), usual_dtypes(Claims(dtypes={"float16"}))
     (('float32',), ('float16',))
     """
     if claims.projections and set(claims.dtypes) & set(DEFAULT_DTYPES):
         return DEFAULT_DTYPES
-    usual = tuple(dtype for dtype in KERNEL_DTYPES if dtype in claims.dtypes and not claims.projections)
+    usual = tuple(
+        dtype for dtype in KERNEL_DTYPES if dtype in claims.dtypes and not claims.projections
+    )
     return usual or tuple(dtype for dtype in DTYPES if dtype in claims.dtypes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a user has given, None where it is for the project to say; the other fields are those of `Settings`."""
+    """What a user has given, None where it is for the project to say; the other fields are those of
+    `Settings`.
+    """
 
     project: Project
     profile: str | None
@@ -347,9 +381,15 @@ def clauses_of(given: object) -> tuple[str, ...]:
             near = get_close_matches(word, [*properties(), *families], n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ValueError(
-                f"unknown clause {word!r}{hint} (`mha spec` lists the clauses; the families are {', '.join(families)})"
+                f"unknown clause {word!r}{hint} (`mha spec` lists the clauses; the families are"
+                f" {', '.join(families)})"
             )
-    return tuple(clause for clause in properties() for word in words if word in (clause, CLAUSES[clause].family))
+    return tuple(
+        clause
+        for clause in properties()
+        for word in words
+        if word in (clause, CLAUSES[clause].family)
+    )
 
 
 def validate_choice(what: str, words: Collection[str], known: Collection[str]) -> None:
@@ -365,11 +405,14 @@ def validate_devices(devices: Collection[str]) -> None:
     """Raise ValueError unless every device is known and available."""
     validate_choice("device", devices, DEVICES)
     if "cuda" in devices and not torch.cuda.is_available():
-        raise ValueError("the device 'cuda' was asked for, but torch finds no CUDA device here; judge on 'cpu'")
+        raise ValueError(
+            "the device 'cuda' was asked for, but torch finds no CUDA device here; judge on 'cpu'"
+        )
 
 
 def by_name(resolved: Iterable[Resolved]) -> dict[str, Resolved]:
-    """Return what was resolved by the implementations' names, or raise ValueError where two share one.
+    """Return what was resolved by the implementations' names, or raise ValueError where two share
+    one.
 
     One implementation may be given twice; the first target counts.
     """
@@ -379,5 +422,7 @@ def by_name(resolved: Iterable[Resolved]) -> dict[str, Resolved]:
         first = named.setdefault(name, each)
         if first.implementation is not each.implementation and first.target != each.target:
             _, target = split_name(each.target)
-            raise ValueError(f"two implementations are named {name!r}; name one differently: NAME={target}")
+            raise ValueError(
+                f"two implementations are named {name!r}; name one differently: NAME={target}"
+            )
     return named

@@ -7,8 +7,8 @@ import re
 
 # In characters; the JSON has the whole of a longer text.
 LONGEST_TEXT, LONGEST_NAME = 4000, 80
-# The runner of GitHub Actions takes these for commands: the first at the start of a line, which may be a line that was
-# wrapped, and the second anywhere.
+# The runner of GitHub Actions takes these for commands: the first at the start of a line, which may
+# be a line that was wrapped, and the second anywhere.
 COMMAND = re.compile(r"(?<!\S):(?=:[A-Za-z])|#(?=#\[)")
 # What Markdown takes for markup outside of code, and at the start of a line only.
 CODE = re.compile(r"(`[^`]+`)")
@@ -17,9 +17,11 @@ START = re.compile(r"^(\d*)([-+=.)])")
 
 
 def visible(text: str, longest: int = LONGEST_TEXT) -> str:
-    """Return a text with every character escaped that something would act on, cut where it is too long.
+    """Return a text with every character escaped that something would act on, cut where it is too
+    long.
 
-    A terminal or a browser acts on control characters, and GitHub Actions on lines that look like its commands.
+    A terminal or a browser acts on control characters, and GitHub Actions on lines that look like
+    its commands.
 
     >>> visible("\\x1b[2Jcleared")
     '\\\\x1b[2Jcleared'
@@ -27,7 +29,8 @@ def visible(text: str, longest: int = LONGEST_TEXT) -> str:
     '\\\\x3a:error::no'
     """
     escaped = "".join(
-        c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text[:longest]
+        c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode()
+        for c in text[:longest]
     )
     escaped = COMMAND.sub(lambda found: f"\\x{ord(found[0]):02x}", escaped)
     return escaped if len(text) <= longest else f"{escaped} ... ({len(text):,} characters)"
@@ -48,7 +51,8 @@ def visible_name(name: str) -> str:
 
 
 def markdown_line(text: str) -> str:
-    """Return a text in one line of Markdown, with its markup escaped, except code between backticks.
+    """Return a text in one line of Markdown, with its markup escaped, except code between
+    backticks.
 
     >>> markdown_line("see `x_1`\\n# CONFORMS")
     'see `x_1` \\\\# CONFORMS'

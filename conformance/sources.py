@@ -88,7 +88,8 @@ def watching_files() -> Iterator[None]:
 
 
 def loaded_sources(file: Path | None = None, before: Collection[str] = ()) -> Sources:
-    """Return what is loaded here, but not of Python or of this package, and what that imports later.
+    """Return what is loaded here, but not of Python or of this package, and what that imports
+    later.
 
     file: one that need not be among the modules. before: the names of modules that were loaded for
     something else, whose packages do not count unless the code names them.
@@ -191,7 +192,9 @@ def _root(path: str, name: str) -> Path:
 
 
 def _data(places: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the native extensions beside modules and in their packages, and the files that were read."""
+    """Yield the native extensions beside modules and in their packages, and the files that were
+    read.
+    """
     roots = sorted({_root(path, name) for path, name in places.items()})
     packages = sorted({name.partition("/")[0] for name in places.values() if "/" in name})
     for root in roots:
@@ -204,7 +207,9 @@ def _data(places: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _read(file: Path, roots: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """Yield a file that was read, with its place in the first folder that has it, if it is the user's."""
+    """Yield a file that was read, with its place in the first folder that has it, if it is the
+    user's.
+    """
     root = next((each for each in roots if file.is_relative_to(each)), None)
     if root is not None and is_own(str(file)) and not _is_hidden(file.relative_to(root)):
         yield str(file), file.relative_to(root).as_posix()
@@ -222,7 +227,9 @@ def _is_hidden(place: Path) -> bool:
 
 
 def is_own(path: str) -> bool:
-    """Return whether a file is the user's: not of Python, of this package, or of one with a version."""
+    """Return whether a file is the user's: not of Python, of this package, or of one with a
+    version.
+    """
     if not os.path.isfile(path) or path.startswith(_ours()):
         return False
     parts = Path(path).parts

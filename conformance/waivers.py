@@ -33,8 +33,9 @@ class WaiverError(ValueError):
 class Waiver:
     """A clause that an implementation is known not to keep, and why that is accepted.
 
-    dtype, device: where it applies; everywhere if empty. where: the cases it applies to, as a predicate over the fields
-    of `Case`; a failure in any other case still counts. error: a part of the message that the failure must have.
+    dtype, device: where it applies; everywhere if empty. where: the cases it applies to, as a
+        predicate over the fields of `Case`; a failure in any other case still counts. error: a part
+        of the message that the failure must have.
     expires: the last day. Raises WaiverError, in one line, for a value that is not valid.
 
     >>> Waiver(implementation="sdpa", clause="MSK-8", reason="rows are never empty", where="L > 0").partial
@@ -56,7 +57,10 @@ class Waiver:
         for name, known in LISTS.items():
             object.__setattr__(self, name, _words(name, getattr(self, name), known))
         if type(self.expires) not in (date, type(None)):
-            raise WaiverError(f"expires must be a date such as 2030-12-31, without quotes, but is {self.expires!r:.80}")
+            raise WaiverError(
+                "expires must be a date such as 2030-12-31, without quotes, but is"
+                f" {self.expires!r:.80}"
+            )
         for name in TEXTS:
             if not isinstance(getattr(self, name), str):
                 raise WaiverError(f"{name} must be a string, but is {getattr(self, name)!r:.80}")
@@ -110,7 +114,8 @@ def built_in_waivers() -> tuple[Waiver, ...]:
 
 
 def shipped_as(implementation: Implementation) -> str:
-    """Return the name under which this package ships an implementation; "" for others, also of the same name.
+    """Return the name under which this package ships an implementation; "" for others, also of the
+    same name.
 
     One that another process has (see `mha.conformance.engine.subjects`) says it itself.
     """
@@ -122,9 +127,11 @@ def shipped_as(implementation: Implementation) -> str:
 
 
 def read_waivers(path: Path, judged: Collection[str] | None = None) -> list[Waiver]:
-    """Read a waiver file: a TOML array of tables [[waiver]] with the fields of `Waiver`, three of them required.
+    """Read a waiver file: a TOML array of tables [[waiver]] with the fields of `Waiver`, three of
+    them required.
 
-    judged: the implementations of the run; a waiver for any other one is an error. Raises WaiverError.
+    judged: the implementations of the run; a waiver for any other one is an error. Raises
+    WaiverError.
     """
     try:
         waivers = parse_waivers(path.read_text(encoding="utf-8"), str(path))
@@ -137,26 +144,31 @@ def read_waivers(path: Path, judged: Collection[str] | None = None) -> list[Waiv
 
 
 def validate_judged(waivers: Iterable[Waiver], path: Path, judged: Collection[str]) -> None:
-    """Raise WaiverError for a waiver, of the file at `path`, for an implementation that is not judged."""
+    """Raise WaiverError for a waiver, of the file at `path`, for an implementation that is not
+    judged.
+    """
     names = dict.fromkeys(waiver.implementation for waiver in waivers)
     unmatched = [name for name in names if name not in judged]
     if unmatched:
         raise WaiverError(
-            f"{path}: waives clauses of {', '.join(unmatched)}, which is not judged in this run (judged: "
-            f"{', '.join(judged)}); correct the name, or delete the waiver"
+            f"{path}: waives clauses of {', '.join(unmatched)}, which is not judged in this run"
+            f" (judged: {', '.join(judged)}); correct the name, or delete the waiver"
         )
 
 
 def expiry_notes(waivers: Iterable[Waiver], judged: Collection[str]) -> list[str]:
     """Return a sentence for each waiver of these implementations that expires soon."""
     return [
-        f"the waiver of {waiver.clause} for {waiver.implementation} expires on {waiver.expires}: {waiver.reason}"
+        f"the waiver of {waiver.clause} for {waiver.implementation} expires on {waiver.expires}:"
+        f" {waiver.reason}"
         for waiver in waivers
         if waiver.expires_soon and waiver.implementation in judged
     ]
 
 
-def waivers_for(waivers: Iterable[Waiver], implementation: str, clause: str, dtype: str, device: str) -> list[Waiver]:
+def waivers_for(
+    waivers: Iterable[Waiver], implementation: str, clause: str, dtype: str, device: str
+) -> list[Waiver]:
     """Return the waivers of a clause for an implementation in a dtype on a device."""
     return [
         waiver
@@ -176,7 +188,9 @@ def validate_where(text: str) -> None:
 
 
 def where_holds(text: str, case: Case) -> bool:
-    """Return whether a valid predicate holds for a case; one that compares incomparable values does not."""
+    """Return whether a valid predicate holds for a case; one that compares incomparable values does
+    not.
+    """
     return predicate_holds(text, case)
 
 
@@ -187,14 +201,18 @@ def _toml(value: Any) -> str:
 
 
 def parse_waivers(text: str, source: str) -> list[Waiver]:
-    """Return the waivers in the text of a file; raise WaiverError, which names the file and the table."""
+    """Return the waivers in the text of a file; raise WaiverError, which names the file and the
+    table.
+    """
     try:
         tables: Any = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise WaiverError(f"{source} is not valid TOML: {error}") from error
     entries = tables.get("waiver", [])
     if set(tables) - {"waiver"} or not isinstance(entries, list):
-        raise WaiverError(f"{source} must hold only tables [[waiver]], but has {', '.join(sorted(tables))}")
+        raise WaiverError(
+            f"{source} must hold only tables [[waiver]], but has {', '.join(sorted(tables))}"
+        )
     waivers = []
     for number, entry in enumerate(entries, start=1):
         try:
@@ -214,7 +232,9 @@ def _waiver(entry: Any) -> Waiver:
     if unknown or missing:
         problems = [f"unknown {unknown}"] * bool(unknown) + [f"missing {missing}"] * bool(missing)
         optional = ", ".join(names[len(REQUIRED) :])
-        raise WaiverError(f"{'; '.join(problems)} (required: {', '.join(REQUIRED)}; optional: {optional})")
+        raise WaiverError(
+            f"{'; '.join(problems)} (required: {', '.join(REQUIRED)}; optional: {optional})"
+        )
     return Waiver(**entry)
 
 
@@ -222,5 +242,7 @@ def _words(name: str, given: Any, known: Collection[str]) -> tuple[str, ...]:
     """Return one word or a list of words as a tuple; raise WaiverError for an unknown one."""
     words = [given] if isinstance(given, str) else given
     if not isinstance(words, (list, tuple)) or not all(word in known for word in words):
-        raise WaiverError(f"{name} must be one or a list of {', '.join(known)}, but is {given!r:.80}")
+        raise WaiverError(
+            f"{name} must be one or a list of {', '.join(known)}, but is {given!r:.80}"
+        )
     return tuple(words)

@@ -1,8 +1,8 @@
 """How soon a fault is found, and by which cases.
 
-Writes docs/bugfinding.svg, and prints the table of docs/bugfinding.md. Every fault is tried by the properties that must
-catch it, on the cases of the default profile and on others: at most 200 for a property. A way finds a fault with the
-first case that fails.
+Writes docs/bugfinding.svg, and prints the table of docs/bugfinding.md. Every fault is tried by the
+properties that must catch it, on the cases of the default profile and on others: at most 200 for a
+property. A way finds a fault with the first case that fails.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ DASHES = ("", "8 3", "2 3", "10 3 2 3", "5 5", "1 2", "12 6")
 class Way:
     """Which cases are tried.
 
-    limits: how many boundary cases and random ones. reduced: without the values and layouts that are there to find
-    faults. grid: a grid of sizes, masks and causal flags instead. dtype: that of the fault if empty.
+    limits: how many boundary cases and random ones. reduced: without the values and layouts that
+    are there to find faults. grid: a grid of sizes, masks and causal flags instead. dtype: that of
+    the fault if empty.
     """
 
     limits: Profile = DEFAULT
@@ -56,14 +57,22 @@ WAYS = {
     "random, plain values and layouts only": Way(RANDOM, reduced=True),
     "a fixed grid": Way(reduced=True, grid=True),
     "default profile, in float64": Way(dtype="float64"),
-    "in float64, as many cases as in float32": Way(replace(DEFAULT, float64_every=1), dtype="float64"),
+    "in float64, as many cases as in float32": Way(
+        replace(DEFAULT, float64_every=1), dtype="float64"
+    ),
 }
 
 
 def grid(space: CaseSpace) -> Iterator[Case]:
     """Yield a grid as it is common in tests: a few sizes, each mask, causal or not."""
     domain = space.domain
-    sizes = {"B": (1, 2), "L": (1, 8, 16, 33), "S": (1, 8, 16, 33), "n_heads": (1, 4), "head_dim": (8,)}
+    sizes = {
+        "B": (1, 2),
+        "L": (1, 8, 16, 33),
+        "S": (1, 8, 16, 33),
+        "n_heads": (1, 4),
+        "head_dim": (8,),
+    }
     levels = {
         **sizes,
         "mask": domain.masks,
@@ -102,7 +111,9 @@ def search_of(way: Way, fault: Fault, prop: Property, seed: int) -> Search | Non
 
 
 def cases_to_failure(way: Way, fault: Fault, prop: Property, seed: int) -> tuple[float, int]:
-    """Return how many cases a way takes up to the first that fails, infinity if none does, and how many it tries."""
+    """Return how many cases a way takes up to the first that fails, infinity if none does, and how
+    many it tries.
+    """
     search = search_of(way, fault, prop, seed)
     if search is None:
         return inf, 0
@@ -126,8 +137,12 @@ def _first_of_grid(search: Search) -> tuple[float, int]:
     return inf, len(search.cases)
 
 
-def measure(name: str, seed: int, faults: Sequence[Fault] = FAULTS) -> tuple[list[float], list[float]]:
-    """Return for each fault how many cases a way takes, over all properties that must catch it, and the seconds."""
+def measure(
+    name: str, seed: int, faults: Sequence[Fault] = FAULTS
+) -> tuple[list[float], list[float]]:
+    """Return for each fault how many cases a way takes, over all properties that must catch it, and
+    the seconds.
+    """
     counts, seconds = [], []
     for fault in faults:
         start, before, first = process_time(), 0, inf
@@ -146,16 +161,26 @@ def measure(name: str, seed: int, faults: Sequence[Fault] = FAULTS) -> tuple[lis
 
 
 def to_svg(counts: Mapping[str, Sequence[float]]) -> str:
-    """Draw the share of the faults that are found against the number of cases, on a logarithmic scale."""
+    """Draw the share of the faults that are found against the number of cases, on a logarithmic
+    scale.
+    """
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + 172}" '
-        'font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="#fff"/>',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20}'
+            f' {TOP + HEIGHT + 172}" font-family="sans-serif" font-size="13"><rect width="100%"'
+            ' height="100%" fill="#fff"/>'
+        ),
         *_axes(),
     ]
     for number, (name, values) in enumerate(counts.items()):
-        shares = [sum(value <= cases for value in values) / len(values) for cases in range(1, MOST + 1)]
+        shares = [
+            sum(value <= cases for value in values) / len(values) for cases in range(1, MOST + 1)
+        ]
         line = "L".join(_point(cases, share) for cases, share in enumerate(shares, 1))
-        style = f'stroke="{COLORS[number]}" stroke-dasharray="{DASHES[number]}" stroke-width="2" fill="none"'
+        style = (
+            f'stroke="{COLORS[number]}" stroke-dasharray="{DASHES[number]}" stroke-width="2"'
+            ' fill="none"'
+        )
         y = TOP + HEIGHT + 60 + 16 * number
         parts.append(f'<path d="M{line}" {style}/><path d="M{LEFT} {y - 4}h40" {style}/>')
         parts.append(f'<text x="{LEFT + 50}" y="{y}">{name}</text>')
@@ -166,32 +191,52 @@ def _axes() -> Iterator[str]:
     """Yield the lines and labels of both axes."""
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = _point(1, share).split()[1]
-        yield f'<path d="M{LEFT} {y}h{WIDTH}" stroke="#ddd"/><text x="{LEFT - 8}" y="{y}" text-anchor="end">'
+        yield (
+            f'<path d="M{LEFT} {y}h{WIDTH}" stroke="#ddd"/><text x="{LEFT - 8}" y="{y}"'
+            ' text-anchor="end">'
+        )
         yield f"{share:.0%}</text>"
     for cases in (1, 2, 5, 10, 20, 50, 100, 200):
         x = _point(cases, 0).split()[0]
         yield f'<text x="{x}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{cases}</text>'
     middle = LEFT + WIDTH / 2
-    yield f'<text x="{middle}" y="{TOP + HEIGHT + 38}" text-anchor="middle">cases until the fault is found</text>'
+    yield (
+        f'<text x="{middle}" y="{TOP + HEIGHT + 38}" text-anchor="middle">cases until the fault is'
+        " found</text>"
+    )
 
 
 def _point(cases: int, share: float) -> str:
     return f"{LEFT + WIDTH * log10(cases) / log10(MOST):.1f} {TOP + HEIGHT * (1 - share):.1f}"
 
 
-def to_markdown(counts: Mapping[str, Sequence[float]], seconds: Mapping[str, Sequence[float]]) -> str:
-    """Return the table; times are relative to the default profile, since seconds depend on the machine."""
+def to_markdown(
+    counts: Mapping[str, Sequence[float]], seconds: Mapping[str, Sequence[float]]
+) -> str:
+    """Return the table; times are relative to the default profile, since seconds depend on the
+    machine.
+    """
     times = {
-        name: mean(time for time, count in zip(seconds[name], values, strict=True) if isfinite(count))
+        name: mean(
+            time for time, count in zip(seconds[name], values, strict=True) if isfinite(count)
+        )
         for name, values in counts.items()
         if any(map(isfinite, values))
     }
-    rows = ["| cases | " + " | ".join(f"{most} or fewer" for most in MARKS) + " | in all | time to find one |"]
+    rows = [
+        "| cases | "
+        + " | ".join(f"{most} or fewer" for most in MARKS)
+        + " | in all | time to find one |"
+    ]
     rows.append("|---|" + "---|" * (len(MARKS) + 2))
     for name, values in counts.items():
-        shares = " | ".join(f"{sum(value <= most for value in values) / len(values):.0%}" for most in MARKS)
+        shares = " | ".join(
+            f"{sum(value <= most for value in values) / len(values):.0%}" for most in MARKS
+        )
         time = f"{times[name] / times[SUITE]:.1f}" if name in times and SUITE in times else " "
-        rows.append(f"| {name} | {shares} | {sum(map(isfinite, values))} of {len(values)} | {time} |")
+        rows.append(
+            f"| {name} | {shares} | {sum(map(isfinite, values))} of {len(values)} | {time} |"
+        )
     return "\n".join(rows) + "\n"
 
 

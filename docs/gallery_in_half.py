@@ -47,7 +47,10 @@ class Blend(nn.Module):
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights, which both classes have."""
         of_faulty = self.faulty.weight_gradients()
-        return {name: gradient + of_faulty[name] for name, gradient in self.correct.weight_gradients().items()}
+        return {
+            name: gradient + of_faulty[name]
+            for name, gradient in self.correct.weight_gradients().items()
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +68,20 @@ class Blended:
     @property
     def claims(self) -> Claims:
         """Those of the faulty class, without what a blend does not do."""
-        never = {"decodes": False, "decodes_ragged": False, "cache_edits": (), "composes": (), "lse": None}
+        never = {
+            "decodes": False,
+            "decodes_ragged": False,
+            "cache_edits": (),
+            "composes": (),
+            "lse": None,
+        }
         return replace(self.faulty.claims, **never)
 
     def build(self, config: Config, weights: Weights, **options: Any) -> Blend:
         """Build both classes."""
-        base: type[nn.Module] = Complete if issubclass(getattr(self.faulty, "cls", Complete), Complete) else Correct
+        base: type[nn.Module] = (
+            Complete if issubclass(getattr(self.faulty, "cls", Complete), Complete) else Correct
+        )
         correct = implementation_of(base, self.faulty.claims)
         built = (each.build(config, weights, **options) for each in (correct, self.faulty))
         return Blend(*built, self.share)
@@ -78,13 +89,20 @@ class Blended:
 
 def fails(implementation: Implementation, clauses: Collection[str], dtype: str) -> bool:
     """Return whether an implementation fails one of the clauses in a dtype, in the quick profile."""
-    settings, resolved = Settings(profile="quick", dtypes=(dtype,), strict=True), Resolved(implementation, "")
-    verdicts = (judge(resolved, clause, dtype, "cpu", settings, diagnosed=False) for clause in clauses)
+    settings, resolved = (
+        Settings(profile="quick", dtypes=(dtype,), strict=True),
+        Resolved(implementation, ""),
+    )
+    verdicts = (
+        judge(resolved, clause, dtype, "cpu", settings, diagnosed=False) for clause in clauses
+    )
     return any(verdict.blocked_by or verdict.status in ("fail", "refused") for verdict in verdicts)
 
 
 def own_clauses(dtype: str) -> dict[type, dict[str, Fault]]:
-    """Return the faulty classes that give wrong answers and claim the dtype, with the faults of each clause."""
+    """Return the faulty classes that give wrong answers and claim the dtype, with the faults of
+    each clause.
+    """
     own: dict[type, dict[str, Fault]] = {}
     for fault in FAULTS:
         numerical = CLAUSES[fault.clause].kind == "answers" and not needs_ranks(fault.clause)
@@ -94,7 +112,9 @@ def own_clauses(dtype: str) -> dict[type, dict[str, Fault]]:
 
 
 def print_shares(dtype: str, part: int = 0, parts: int = 1) -> None:
-    """Print, for each faulty class, the smallest share of its defect that its own clauses and NUM-7 still fail."""
+    """Print, for each faulty class, the smallest share of its defect that its own clauses and NUM-7
+    still fail.
+    """
     for clauses in list(own_clauses(dtype).values())[part::parts]:
         fault, smallest = next(iter(clauses.values())), "-"
         if any(clause.startswith("INC") for clause in clauses):
@@ -107,20 +127,26 @@ def print_shares(dtype: str, part: int = 0, parts: int = 1) -> None:
 
 
 def main(dtype: str) -> None:
-    """Judge each faulty class that claims the dtype by its own clauses about answers, then by the directed tests."""
+    """Judge each faulty class that claims the dtype by its own clauses about answers, then by the
+    directed tests.
+    """
     own = own_clauses(dtype)
     found: dict[str, list[str]] = {"its own clauses": [], "NUM-7 or GRD-8": [], "none of these": []}
     for clauses in own.values():
         fault = next(iter(clauses.values()))
         tried = {"its own clauses": tuple(clauses), "NUM-7 or GRD-8": DIRECTED}
         place = next(
-            (place for place, names in tried.items() if fails(fault.implementation, names, dtype)), "none of these"
+            (place for place, names in tried.items() if fails(fault.implementation, names, dtype)),
+            "none of these",
         )
         found[place].append(f"{fault.name} ({', '.join(clauses)})")
         print(place, found[place][-1], file=sys.stderr, flush=True)
     print(f"{len(own)} faulty classes give wrong answers and claim {dtype}.")
     for place, names in found.items():
-        print(f"- Caught by {place}: {len(names)}" + ("" if place == "its own clauses" else f": {'; '.join(names)}"))
+        print(
+            f"- Caught by {place}: {len(names)}"
+            + ("" if place == "its own clauses" else f": {'; '.join(names)}")
+        )
 
 
 if __name__ == "__main__":

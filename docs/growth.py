@@ -1,8 +1,9 @@
-"""How the judge's cost grows, beside that of what it judges: prints the tables of docs/speed.md, and draws growth.svg.
+"""How the judge's cost grows, beside that of what it judges: prints the tables of docs/speed.md,
+and draws growth.svg.
 
-From a base case, one size at a time is doubled thrice. An entry is the power of the size that the time grows with, from
-the largest two sizes: 1 is linear growth, 2 quadratic. A run is timed for some of the clauses, and for some of the
-implementations.
+From a base case, one size at a time is doubled thrice. An entry is the power of the size that the
+time grows with, from the largest two sizes: 1 is linear growth, 2 quadratic. A run is timed for
+some of the clauses, and for some of the implementations.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from mha.implementations import resolve
 from mha.spec import gradients, oracle
 
 BASE = Case(B=2, n_heads=4, L=128, S=128, head_dim=32, seed=1)
-SIZES = {"B": ("B",), "H": ("n_heads",), "L": ("L",), "S": ("S",), "L = S": ("L", "S"), "head_dim": ("head_dim",)}
+SIZES = {
+    "B": ("B",),
+    "H": ("n_heads",),
+    "L": ("L",),
+    "S": ("S",),
+    "L = S": ("L", "S"),
+    "head_dim": ("head_dim",),
+}
 FACTORS = (1, 2, 4, 8)
 ROUNDS = 9
 # Implementations with the same claims, more or less.
@@ -62,8 +70,12 @@ def costs(name: str, case: Case) -> dict[str, float]:
 
 
 def judged(names: tuple[str, ...], share: float) -> float:
-    """Return the seconds that a quick run over some implementations and a share of the clauses takes."""
-    clauses = random.Random(0).sample(sorted(properties()), len(properties()))[: round(share * len(properties()))]
+    """Return the seconds that a quick run over some implementations and a share of the clauses
+    takes.
+    """
+    clauses = random.Random(0).sample(sorted(properties()), len(properties()))[
+        : round(share * len(properties()))
+    ]
     start = process_time()
     for name in names:
         check(name, "quick", clauses=clauses, dtypes="float32")
@@ -83,20 +95,32 @@ def to_svg(costs_at: Mapping[int, Mapping[str, float]]) -> str:
         y = bottom - HEIGHT * power / steps
         picture.append(f'<path d="M{LEFT} {y:.1f}h{WIDTH}" stroke="#ddd"/>')
         picture.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{2**power}</text>')
-    across = {factor: LEFT + WIDTH * place / (len(costs_at) - 1) for place, factor in enumerate(costs_at)}
+    across = {
+        factor: LEFT + WIDTH * place / (len(costs_at) - 1) for place, factor in enumerate(costs_at)
+    }
     for factor, x in across.items():
-        picture.append(f'<text x="{x:.0f}" y="{bottom + 18}" text-anchor="middle">{factor * BASE.L}</text>')
+        picture.append(
+            f'<text x="{x:.0f}" y="{bottom + 18}" text-anchor="middle">{factor * BASE.L}</text>'
+        )
     for number, part in enumerate(costs_at[1]):
-        heights = {f: bottom - HEIGHT * log2(row[part] / costs_at[1][part]) / steps for f, row in costs_at.items()}
+        heights = {
+            f: bottom - HEIGHT * log2(row[part] / costs_at[1][part]) / steps
+            for f, row in costs_at.items()
+        }
         line = "L".join(f"{across[factor]:.1f} {y:.1f}" for factor, y in heights.items())
-        style, y = f'stroke="{COLORS[number]}" stroke-width="2" fill="none"', bottom + 46 + 18 * number
+        style, y = (
+            f'stroke="{COLORS[number]}" stroke-width="2" fill="none"',
+            bottom + 46 + 18 * number,
+        )
         picture.append(f'<path d="M{line}" {style}/><path d="M{LEFT} {y - 4}h30" {style}/>')
         picture.append(f'<text x="{LEFT + 40}" y="{y}">{part}</text>')
     return "".join(picture) + "</svg>\n"
 
 
 def main(names: list[str]) -> None:
-    """Print a row for each size, with the powers, and the costs of the base case relative to the first."""
+    """Print a row for each size, with the powers, and the costs of the base case relative to the
+    first.
+    """
     torch.set_num_threads(1)
     for name in names:
         base = costs(name, BASE)
@@ -105,7 +129,10 @@ def main(names: list[str]) -> None:
         print(f"| base, relative | {' | '.join(f'{cost / first:.1f}' for cost in base.values())} |")
         for size, fields in SIZES.items():
             found = {
-                factor: costs(name, replace(BASE, **{field: factor * getattr(BASE, field) for field in fields}))
+                factor: costs(
+                    name,
+                    replace(BASE, **{field: factor * getattr(BASE, field) for field in fields}),
+                )
                 for factor in FACTORS
             }
             powers = (f"{log2(found[8][part] / found[4][part]):.1f}" for part in base)
@@ -113,8 +140,17 @@ def main(names: list[str]) -> None:
             if (name, size) == (names[0], "L = S"):
                 (Path(__file__).parent / "growth.svg").write_text(to_svg(found))
     judged(JUDGED[:1], 1.0)  # what only the first run does
-    print("clauses", *(f"{judged(JUDGED[:1], share) / judged(JUDGED[:1], 0.5):.2f}" for share in (0.25, 0.5, 1.0)))
-    print("implementations", *(f"{judged(JUDGED[:n], 0.5) / judged(JUDGED[:1], 0.5):.2f}" for n in (1, 2, 4)))
+    print(
+        "clauses",
+        *(
+            f"{judged(JUDGED[:1], share) / judged(JUDGED[:1], 0.5):.2f}"
+            for share in (0.25, 0.5, 1.0)
+        ),
+    )
+    print(
+        "implementations",
+        *(f"{judged(JUDGED[:n], 0.5) / judged(JUDGED[:1], 0.5):.2f}" for n in (1, 2, 4)),
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Make docs/raw-classes.md: attention classes of published packages, given to `mha check` as they are.
+"""Make docs/raw-classes.md: attention classes of published packages, given to `mha check` as they
+are.
 
-It needs the packages of `PACKAGES`; torchvision, torchao and others that no attention needs are stood in for, so that
-the packages can be imported without them. `python docs/raw_classes.py NAME ...` prints the rows of these classes alone;
-`--infer` judges none of them.
+It needs the packages of `PACKAGES`; torchvision, torchao and others that no attention needs are
+stood in for, so that the packages can be imported without them. `python docs/raw_classes.py NAME
+...` prints the rows of these classes alone; `--infer` judges none of them.
 """
 
 import inspect
@@ -20,7 +21,8 @@ from mha.implementations import ImplementationError, resolve
 
 HERE = Path(__file__).parent
 STOOD_IN = ("torchvision", "torchao", "kagglehub", "datasets", "numba", "blobfile")
-# By the distribution: the classes, and the function in raw_classes_by_hand.py for one that is refused.
+# By the distribution: the classes, and the function in raw_classes_by_hand.py for one that is
+# refused.
 PACKAGES = {
     "espnet": {"espnet.nets.pytorch_backend.transformer.attention:MultiHeadedAttention": ""},
     "open_clip_torch": {"open_clip.transformer:Attention": ""},
@@ -49,11 +51,15 @@ PACKAGES = {
 }
 # Conventions of tutorials and repositories, as the classes of the tests write them.
 TUTORIALS = {
-    "annotated_clones:MultiHeadedAttention": "Annotated Transformer: h, d_model; four clones; weights on self.attn",
+    "annotated_clones:MultiHeadedAttention": (
+        "Annotated Transformer: h, d_model; four clones; weights on self.attn"
+    ),
     "gpt_causal:CausalSelfAttention": "minGPT, nanoGPT: a config; always causal",
     "mean_weights:SelfAttention": "SelfAttention(embed_size, heads); values, keys, query, mask",
     "d2l_valid_lens:MultiHeadAttention": "d2l: num_hiddens; valid_lens",
-    "no_proj_no_scale:MultiHeadSelfAttention": "d_in, d_out, context_length; no projection, no scale",
+    "no_proj_no_scale:MultiHeadSelfAttention": (
+        "d_in, d_out, context_length; no projection, no scale"
+    ),
     "padding_and_additive:MHA": "fairseq: attn_mask added, key_padding_mask dropped",
     "memory_and_padding:CrossAttention": "DETR: tgt, memory, memory_key_padding_mask",
     "sequence_first:MultiHeadAttention": "labml: (L, B, D), masks (L, S, B)",
@@ -85,7 +91,9 @@ class StandIn(types.ModuleType):
         """Return a class; called with a function, as a decorator is, it returns that."""
         if name.startswith("__"):
             raise AttributeError(name)
-        return NamedAnything(name, (), {"__new__": _made, "__call__": lambda self, function: function})
+        return NamedAnything(
+            name, (), {"__new__": _made, "__call__": lambda self, function: function}
+        )
 
 
 class NamedAnything(type):
@@ -107,7 +115,9 @@ class Finder(MetaPathFinder, Loader):
 
     def find_spec(self, name, path=None, target=None):
         """Return the spec of a stand-in."""
-        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in STOOD_IN else None
+        return (
+            ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in STOOD_IN else None
+        )
 
     def create_module(self, spec):
         """Return a stand-in."""
@@ -123,7 +133,9 @@ def row(title: str, target: str, by_hand: str, *, judged: bool) -> str:
     try:
         (resolved,) = resolve(target)
         understood, lines = "yes", ""
-        assumed = [row.topic for row in resolved.inference.rows if row.evidence.startswith("assumed")]
+        assumed = [
+            row.topic for row in resolved.inference.rows if row.evidence.startswith("assumed")
+        ]
         understood = f"assumed: {', '.join(assumed)}" if assumed else understood
     except ImplementationError as error:
         cause = str(error).partition(". Declare it")[0].partition("needs a declaration: ")
@@ -132,11 +144,15 @@ def row(title: str, target: str, by_hand: str, *, judged: bool) -> str:
             return f"| {title} | {understood} | | | | | |"
         (resolved,) = resolve(name)
         function = getattr(sys.modules["raw_classes_by_hand"], by_hand)
-        lines = str(len([line for line in inspect.getsource(function).splitlines() if line.strip()]))
+        lines = str(
+            len([line for line in inspect.getsource(function).splitlines() if line.strip()])
+        )
     if not judged:
         return f"| {title} | {understood} | {lines} | not judged | | | |"
     report = check(resolved.implementation, "quick", dtypes=["float32"])
-    verdicts = [verdict for verdict in report.verdicts if verdict.status not in ("not_claimed", "blocked")]
+    verdicts = [
+        verdict for verdict in report.verdicts if verdict.status not in ("not_claimed", "blocked")
+    ]
     failed = [v.clause for v in verdicts if not v.conforms]
     advice = [v.clause for v in verdicts if v.conforms and v.status != "pass"]
     verdict = "conforms" if report.conforms else "fails"
@@ -145,7 +161,9 @@ def row(title: str, target: str, by_hand: str, *, judged: bool) -> str:
 
 
 def main(only: list[str], *, judged: bool) -> None:
-    """Print the rows of the classes whose targets contain one of the words; without words, write the page."""
+    """Print the rows of the classes whose targets contain one of the words; without words, write
+    the page.
+    """
     sys.meta_path.append(Finder())
     warnings.simplefilter("ignore")
     rows = []

@@ -47,7 +47,9 @@ def pyg(d_model, n_heads, dropout):
             self.block = MultiheadAttentionBlock(d_model, n_heads, dropout=dropout).attn
 
         def forward(self, x, y, y_mask=None):
-            return self.block(x, y, y, None if y_mask is None else ~y_mask, average_attn_weights=False)
+            return self.block(
+                x, y, y, None if y_mask is None else ~y_mask, average_attn_weights=False
+            )
 
     return Attention()
 
@@ -61,7 +63,11 @@ def bert(d_model, n_heads, dropout):
             context, weights = self.self(hidden_states, attention_mask)
             return self.output.dense(context), weights
 
-    sizes = {"hidden_size": d_model, "num_attention_heads": n_heads, "attention_probs_dropout_prob": dropout}
+    sizes = {
+        "hidden_size": d_model,
+        "num_attention_heads": n_heads,
+        "attention_probs_dropout_prob": dropout,
+    }
     return Attention(BertConfig(**sizes))
 
 
@@ -74,11 +80,15 @@ def keras_attention(d_model, n_heads, head_dim, bias, dropout):
         def __init__(self):
             super().__init__()
             sizes = {"num_heads": n_heads, "key_dim": head_dim}
-            self.layer = keras.layers.MultiHeadAttention(**sizes, dropout=dropout, use_bias=bias, name="attention")
+            self.layer = keras.layers.MultiHeadAttention(
+                **sizes, dropout=dropout, use_bias=bias, name="attention"
+            )
             self.layer.build((None, None, d_model), (None, None, d_model))
 
         def forward(self, query, key, value, mask=None, is_causal=False, need_weights=False):
             options = {"use_causal_mask": is_causal, "return_attention_scores": need_weights}
-            return self.layer(query, value, key, attention_mask=mask, training=self.training, **options)
+            return self.layer(
+                query, value, key, attention_mask=mask, training=self.training, **options
+            )
 
     return Attention()

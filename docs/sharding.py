@@ -1,9 +1,10 @@
-"""Print the tables of docs/sharding.md: our sharded implementations, their faults, and PyTorch's own test on these.
+"""Print the tables of docs/sharding.md: our sharded implementations, their faults, and PyTorch's
+own test on these.
 
-PyTorch's test of context parallelism (test/distributed/tensor/test_attention.py) draws query, key and value with
-`torch.rand`, differentiates `out.sum()`, and compares with tolerances of 1e-3 and 8e-3 times the number of ranks in
-bfloat16. Here these inputs, this loss and these tolerances are applied in float32, through projections that are the
-identity.
+PyTorch's test of context parallelism (test/distributed/tensor/test_attention.py) draws query, key
+and value with `torch.rand`, differentiates `out.sum()`, and compares with tolerances of 1e-3 and
+8e-3 times the number of ranks in bfloat16. Here these inputs, this loss and these tolerances are
+applied in float32, through projections that are the identity.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ MARKS = {"pass": "+", "fail": "**fails**", "waived": "waived", "not_claimed": ""
 
 
 def passes_pytorchs_test(implementation: Implementation, size: int = 2) -> bool:
-    """Return whether an implementation passes with the inputs, the loss and the tolerances of PyTorch's test."""
+    """Return whether an implementation passes with the inputs, the loss and the tolerances of
+    PyTorch's test.
+    """
     heads, width, tokens = 8, 32, 64 * size
     config, eye = Config(heads * width, heads, bias=False), torch.eye(heads * width)
     for is_causal in (False, True) if implementation.claims.causal else (False,):
@@ -50,7 +53,9 @@ def passes_pytorchs_test(implementation: Implementation, size: int = 2) -> bool:
         expected.sum().backward()
         try:
             weights = Weights(eye, eye, eye, eye)
-            attention = on_ranks(implementation, size).build(config, weights, dtype=torch.float32, device="cpu")
+            attention = on_ranks(implementation, size).build(
+                config, weights, dtype=torch.float32, device="cpu"
+            )
             actual = attention(*own, is_causal=is_causal).output
             actual.sum().backward()
         except Exception:
@@ -74,11 +79,16 @@ def ours() -> None:
         for implementation in OURS:
             group.join(tuple(range(most)), "cpu", None)  # started before the time is taken
             start = perf_counter()
-            verdicts = check(implementation, "quick", clauses="DST", dtypes="float32", strict=True).verdicts
+            verdicts = check(
+                implementation, "quick", clauses="DST", dtypes="float32", strict=True
+            ).verdicts
             seconds = perf_counter() - start
             marks = " | ".join(MARKS.get(verdict.status, verdict.status) for verdict in verdicts)
             cases = sum(verdict.examples for verdict in verdicts)
-            print(f"| `{implementation.name}` | {named} | {marks} | {cases} | {seconds:.0f} |", flush=True)
+            print(
+                f"| `{implementation.name}` | {named} | {marks} | {cases} | {seconds:.0f} |",
+                flush=True,
+            )
     settings.PROFILES["quick"] = quick
 
 
@@ -86,16 +96,30 @@ def faults() -> None:
     """Print which clauses catch each fault, and whether PyTorch's test would."""
     print("| fault | defect | must be caught by | caught by | cases | PyTorch's test |")
     print("|---|---|---|---|---|---|")
-    known = {fault.name: fault for fault in FAULTS if fault.clause in CLAUSE_IDS and fault.dtype == "float32"}
+    known = {
+        fault.name: fault
+        for fault in FAULTS
+        if fault.clause in CLAUSE_IDS and fault.dtype == "float32"
+    }
     for base in (ranks.sequence_parallel, ranks.heads_parallel):
-        print(f"| none (`{base.name}`) | | | | | {'passes' if passes_pytorchs_test(base) else 'fails'} |")
+        print(
+            f"| none (`{base.name}`) | | | | |"
+            f" {'passes' if passes_pytorchs_test(base) else 'fails'} |"
+        )
     for name, fault in known.items():
-        verdicts = check(fault.implementation, "quick", clauses="DST", dtypes="float32", strict=True).verdicts
-        caught = {verdict.clause: verdict.cases_to_failure for verdict in verdicts if verdict.status == "fail"}
+        verdicts = check(
+            fault.implementation, "quick", clauses="DST", dtypes="float32", strict=True
+        ).verdicts
+        caught = {
+            verdict.clause: verdict.cases_to_failure
+            for verdict in verdicts
+            if verdict.status == "fail"
+        }
         others = ", ".join(clause.removeprefix("DST-") for clause in caught)
         verdict = "passes" if passes_pytorchs_test(fault.implementation) else "fails"
         print(
-            f"| {name} | {fault.defect} | {fault.clause} | {others} | {caught.get(fault.clause)} | {verdict} |",
+            f"| {name} | {fault.defect} | {fault.clause} | {others} | {caught.get(fault.clause)} |"
+            f" {verdict} |",
             flush=True,
         )
 

@@ -1,7 +1,7 @@
 """How small an error is caught: prints the tables of docs/sharpness.md.
 
-One number of a correct computation is changed by a relative amount, which grows until each of three rules rejects the
-output. The rules see the same problems and the same outputs:
+One number of a correct computation is changed by a relative amount, which grows until each of three
+rules rejects the output. The rules see the same problems and the same outputs:
 
 - the bound: every element is within the derived bound of the oracle (this is what the judge does);
 - assert_close: `torch.testing.assert_close` at its defaults for the dtype, against the oracle's value;
@@ -55,9 +55,15 @@ OTHER_DEFECTS = (
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 # The relative changes that are tried, from 1e-15 to about 10.
 CHANGES = [10 ** (-step / 4) for step in range(60, -5, -1)]
-# How `attention` below rounds: it scales and stores the queries, stores scores and weights, and calls torch's softmax.
+# How `attention` below rounds: it scales and stores the queries, stores scores and weights, and
+# calls torch's softmax.
 ROUNDING = Rounding(
-    scores_stored=True, softmax_stored=False, scaling_roundings=1, exp_error=4, log_normaliser=False, rescales=0
+    scores_stored=True,
+    softmax_stored=False,
+    scaling_roundings=1,
+    exp_error=4,
+    log_normaliser=False,
+    rescales=0,
 )
 CLAIMS = Claims(masks={"bool", "float"}, rounding=ROUNDING)
 
@@ -103,12 +109,18 @@ RULES: dict[str, Rule] = {
 
 
 def attention(
-    problem: Problem, *, scale: float = 1.0, weight: float = 1.0, entry: float = 0.0, scale_scores: bool = True
+    problem: Problem,
+    *,
+    scale: float = 1.0,
+    weight: float = 1.0,
+    entry: float = 0.0,
+    scale_scores: bool = True,
 ) -> Tensor:
     """Return the output of attention, with one number changed.
 
-    scale: a factor of the scale. weight, entry: a factor of one attention weight, and a relative change of one entry of
-    the mask; both at the weight whose change matters most. scale_scores: scale the scores, not the queries.
+    scale: a factor of the scale. weight, entry: a factor of one attention weight, and a relative
+    change of one entry of the mask; both at the weight whose change matters most. scale_scores:
+    scale the scores, not the queries.
     """
     given, heads = problem.weights, (problem.config.n_heads, problem.config.head_dim)
     q = F.linear(problem.query, given.w_q, given.b_q).unflatten(-1, heads).transpose(1, 2)
@@ -116,7 +128,11 @@ def attention(
     v = F.linear(problem.value, given.w_v, given.b_v).unflatten(-1, heads).transpose(1, 2)
     factor = scale / heads[1] ** 0.5
     scores = q @ k.mT * factor if scale_scores else (q * factor) @ k.mT
-    mask = torch.zeros_like(scores) if problem.mask is None else problem.mask.expand(scores.shape).clone()
+    mask = (
+        torch.zeros_like(scores)
+        if problem.mask is None
+        else problem.mask.expand(scores.shape).clone()
+    )
     weights = (scores + mask).softmax(-1)
     place = torch.unravel_index((weights * (1 - weights)).argmax(), weights.shape)
     if entry:
@@ -155,28 +171,38 @@ def smallest_scale_error(case: Case) -> float:
 
 
 def directed_rows() -> Iterator[str]:
-    """Yield a row for each size: the median and the largest of the smallest errors that NUM-7 rejects."""
+    """Yield a row for each size: the median and the largest of the smallest errors that NUM-7
+    rejects.
+    """
     for sizes in DIRECTED:
         B, n_heads, L, S, head_dim = sizes
         case = Case(B=B, n_heads=n_heads, L=L, S=S, head_dim=head_dim)
         cells = []
         for dtype in ("bfloat16", "float16"):
-            found = [smallest_scale_error(replace(case, dtype=dtype, seed=seed)) for seed in range(5)]
+            found = [
+                smallest_scale_error(replace(case, dtype=dtype, seed=seed)) for seed in range(5)
+            ]
             cells.append(f"{100 * median(found):.1f}%, {100 * max(found):.1f}%")
         yield f"{', '.join(map(str, sizes))} | {' | '.join(cells)}"
 
 
 def gradient_rows() -> Iterator[str]:
-    """Yield a row for each size: how much of the gradients of query, key and value rounding explains, by GRD-8."""
+    """Yield a row for each size: how much of the gradients of query, key and value rounding
+    explains, by GRD-8.
+    """
     for sizes in DIRECTED:
         B, n_heads, L, S, head_dim = sizes
         cells = []
         for dtype in ("bfloat16", "float16"):
             shares: dict[str, list[float]] = {name: [] for name in INPUTS}
             for seed in range(5):
-                case = Case(B=B, n_heads=n_heads, L=L, S=S, head_dim=head_dim, dtype=dtype, seed=seed)
+                case = Case(
+                    B=B, n_heads=n_heads, L=L, S=S, head_dim=head_dim, dtype=dtype, seed=seed
+                )
                 problem = case.problem()
-                upstream = torch.randn(problem.query.shape, generator=case.generator).to(problem.query)
+                upstream = torch.randn(problem.query.shape, generator=case.generator).to(
+                    problem.query
+                )
                 graph = gradient_graph(problem, CLAIMS, upstream)
                 for name in INPUTS:
                     part = allowance_of_gradients(graph, {name: graph.exact[name]})
@@ -186,14 +212,25 @@ def gradient_rows() -> Iterator[str]:
 
 
 def defect_rows() -> Iterator[str]:
-    """Yield a row for each size: how much of other defects of the output rounding explains, by NUM-7."""
+    """Yield a row for each size: how much of other defects of the output rounding explains, by
+    NUM-7.
+    """
     for sizes in DIRECTED:
         B, n_heads, L, S, head_dim = sizes
         cells = []
         for dtype in ("bfloat16", "float16"):
             shares: dict[str, list[float]] = {text: [] for _, text in OTHER_DEFECTS}
             for seed, (mask, text) in product(range(5), OTHER_DEFECTS):
-                case = Case(B=B, n_heads=n_heads, L=L, S=S, head_dim=head_dim, dtype=dtype, seed=seed, mask=mask)
+                case = Case(
+                    B=B,
+                    n_heads=n_heads,
+                    L=L,
+                    S=S,
+                    head_dim=head_dim,
+                    dtype=dtype,
+                    seed=seed,
+                    mask=mask,
+                )
                 graph = rounding_graph(case.problem(), CLAIMS)
                 (along,) = (each for each in directions(graph, case) if text in each.more)
                 (part,) = allowances(graph, [along.change["output"]])
@@ -203,7 +240,9 @@ def defect_rows() -> Iterator[str]:
 
 
 def smallest_rejected(rule: Rule, defect: Defect, sample: Sample) -> float:
-    """Return the smallest change from which on every larger one is rejected; infinity if the largest is accepted."""
+    """Return the smallest change from which on every larger one is rejected; infinity if the
+    largest is accepted.
+    """
     smallest = float("inf")
     for change in sorted(CHANGES, reverse=True):
         if rule(defect(sample.problem, change), sample):
@@ -225,10 +264,14 @@ def rejected_changes(samples: list[Sample]) -> Iterator[str]:
 
 
 def errors_of_correct_outputs(samples: list[Sample]) -> str:
-    """Return the cells of a row: the median and the largest error/bound, and how many outputs each rule rejects."""
+    """Return the cells of a row: the median and the largest error/bound, and how many outputs each
+    rule rejects.
+    """
     outputs = [attention(sample.problem, scale_scores=False) for sample in samples]
     pairs = list(zip(outputs, samples, strict=True))
-    rejected = ", ".join(f"{name} {sum(not rule(*pair) for pair in pairs)}" for name, rule in RULES.items())
+    rejected = ", ".join(
+        f"{name} {sum(not rule(*pair) for pair in pairs)}" for name, rule in RULES.items()
+    )
     expected = [(output.double(), sample.expected.output) for output, sample in pairs]
     ratios = [float(((output - ball.mid).abs() / ball.rad).max()) for output, ball in expected]
     return f"{median(ratios):.3f} | {max(ratios):.3f} | {rejected}"
@@ -254,14 +297,20 @@ def main() -> None:
     print(f"\n| dtype | median of error/bound | largest | correct outputs rejected, of {SEEDS} |")
     print("|---|---|---|---|")
     print("\n".join(errors))
-    print("\n| B, H, L, S, head_dim | bfloat16: median, largest | float16: median, largest |\n|---|---|---|")
+    print(
+        "\n| B, H, L, S, head_dim | bfloat16: median, largest | float16: median, largest"
+        " |\n|---|---|---|"
+    )
     for row in directed_rows():
         print(f"| {row} |", flush=True)
     names = "weights, mask's numbers, masked key, last key, row sum"
     print(f"\n| B, H, L, S, head_dim | bfloat16: {names} | float16: the same |\n|---|---|---|")
     for row in defect_rows():
         print(f"| {row} |", flush=True)
-    print("\n| B, H, L, S, head_dim | bfloat16: query, key, value | float16: query, key, value |\n|---|---|---|")
+    print(
+        "\n| B, H, L, S, head_dim | bfloat16: query, key, value | float16: query, key, value"
+        " |\n|---|---|---|"
+    )
     for row in gradient_rows():
         print(f"| {row} |", flush=True)
 

@@ -1,4 +1,6 @@
-"""Implementations of multi-head attention, adapters for existing code, and how implementations are found."""
+"""Implementations of multi-head attention, adapters for existing code, and how implementations are
+found.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,11 @@ from mha.implementations.adapters.kernel import from_kernel
 from mha.implementations.adapters.mask_forms import MaskFormat, shape_mask
 from mha.implementations.adapters.module import from_module
 from mha.implementations.adapters.outputs import as_output
-from mha.implementations.discovery.errors import ImplementationError, UnavailableError, UnsupportedCallError
+from mha.implementations.discovery.errors import (
+    ImplementationError,
+    UnavailableError,
+    UnsupportedCallError,
+)
 from mha.implementations.discovery.resolve import Registered, Resolved, discover, preflight, resolve
 from mha.implementations.inference.infer import Inference
 
@@ -37,6 +43,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name != "from_sharded":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mha.implementations.adapters.sharded import from_sharded  # DTensor takes a second to import
+    from mha.implementations.adapters.sharded import (
+        from_sharded,
+    )  # DTensor takes a second to import
 
     return from_sharded

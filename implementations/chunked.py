@@ -1,4 +1,6 @@
-"""Queries in chunks, which the backward pass computes again: memory grows with L + S, not with L * S."""
+"""Queries in chunks, which the backward pass computes again: memory grows with L + S, not with L *
+S.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ CHUNK = 64
 
 
 class ChunkedAttention(nn.Module):
-    """Rabe & Staats 2021, with chunks of queries only: just one chunk's weights are in memory at a time."""
+    """Rabe & Staats 2021, with chunks of queries only: just one chunk's weights are in memory at a
+    time.
+    """
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -28,20 +32,42 @@ class ChunkedAttention(nn.Module):
         self.output = nn.Linear(d_model, d_model, bias=bias)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Tensor:
         """Return the output (B, L, D).
 
-        query: (B, L, D); key, value: (B, S, D); mask: boolean, broadcastable to (B, H, L, S), True = may attend.
+        query: (B, L, D); key, value: (B, S, D); mask: boolean, broadcastable to (B, H, L, S), True
+        = may attend.
         """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
-        q, k, v = self.split(self.query(query)), self.split(self.key(key)), self.split(self.value(value))
+        q, k, v = (
+            self.split(self.query(query)),
+            self.split(self.key(key)),
+            self.split(self.value(value)),
+        )
         contexts = []
         for start in range(0, max(query.shape[1], 1), CHUNK):
             rows = slice(start, start + CHUNK)
-            part = mask[..., rows, :] if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1 else mask
+            part = (
+                mask[..., rows, :]
+                if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1
+                else mask
+            )
             contexts.append(
-                checkpoint(attend, q[:, :, rows], k, v, part, start if is_causal else None, use_reentrant=False)
+                checkpoint(
+                    attend,
+                    q[:, :, rows],
+                    k,
+                    v,
+                    part,
+                    start if is_causal else None,
+                    use_reentrant=False,
+                )
             )
         output: Tensor = self.output(torch.cat(contexts, 2).transpose(1, 2).flatten(2))
         return output
@@ -53,16 +79,20 @@ class ChunkedAttention(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, start: int | None) -> Tensor:
-    """Return the context (B, H, chunk, d_k) of a chunk of queries q (B, H, chunk, d_k) over k and v (B, H, S, d_k).
+    """Return the context (B, H, chunk, d_k) of a chunk of queries q (B, H, chunk, d_k) over k and v
+    (B, H, S, d_k).
 
-    mask: broadcastable to (B, H, chunk, S). start: the position of the first query if the call is causal, else None.
+    mask: broadcastable to (B, H, chunk, S). start: the position of the first query if the call is
+    causal, else None.
     """
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
     allowed = allowed if start is None else allowed.tril(start)
     allowed = allowed if mask is None else allowed & mask
     empty = ~allowed.any(-1, keepdim=True)
-    weights = scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
+    weights = (
+        scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
+    )
     return weights @ v
 
 

@@ -1,4 +1,6 @@
-"""PyTorch's own context parallelism, `torch.distributed.tensor.experimental.context_parallel`, as it is."""
+"""PyTorch's own context parallelism, `torch.distributed.tensor.experimental.context_parallel`, as
+it is.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,22 @@ from mha.spec import Claims, Sizes
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, is_causal: bool, mesh: DeviceMesh
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None,
+    is_causal: bool,
+    mesh: DeviceMesh,
 ) -> Tensor:
     """Return this rank's context; see `from_sharded`.
 
-    Of torch's kernels for the CPU only the plain formula runs in it (in torch 2.13), without a mask and without a
-    causal flag (pytorch/pytorch#147793), so neither is claimed. Of lengths that twice the number of ranks does not
-    divide, some end a rank and some make it wait for ever.
+    Of torch's kernels for the CPU only the plain formula runs in it (in torch 2.13), without a mask
+    and without a causal flag (pytorch/pytorch#147793), so neither is claimed. Of lengths that twice
+    the number of ranks does not divide, some end a rank and some make it wait for ever.
     """
-    # It shards buffers that are whole, and refuses lengths that it cannot shard; the inputs are sharded already.
+    # It shards buffers that are whole, and refuses lengths that it cannot shard; the inputs are
+    # sharded already.
     whole = torch.zeros(sum(gathered_lengths(query.shape[2], mesh, query.device)))
     with sdpa_kernel(SDPBackend.MATH), context_parallel(mesh, buffers=[whole], buffer_seq_dims=[0]):
         return F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal)

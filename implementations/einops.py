@@ -24,10 +24,13 @@ class EinopsAttention(nn.Module):
         self.to_out = nn.Linear(d_model, d_model, bias=bias)
         self.scale = self.config.head_dim**-0.5
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Output:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Output:
         """Return the output (B, L, D) and the weights (B, H, L, S).
 
-        query: (B, L, D); key, value: (B, S, D); mask: boolean, broadcastable to (B, H, L, S), True = hidden.
+        query: (B, L, D); key, value: (B, S, D); mask: boolean, broadcastable to (B, H, L, S), True
+        = hidden.
         """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
         q, k, v = (
@@ -37,7 +40,9 @@ class EinopsAttention(nn.Module):
         scores = einsum(q, k, "b h i d, b h j d -> b h i j") * self.scale
         hidden = torch.zeros_like(scores, dtype=torch.bool) if mask is None else mask
         empty = hidden.all(-1, keepdim=True)
-        weights = scores.masked_fill(hidden & ~empty, float("-inf")).softmax(-1).masked_fill(hidden, 0.0)
+        weights = (
+            scores.masked_fill(hidden & ~empty, float("-inf")).softmax(-1).masked_fill(hidden, 0.0)
+        )
         context = einsum(weights, v, "b h i j, b h j d -> b h i d")
         return Output(self.to_out(rearrange(context, "b h n d -> b n (h d)")), weights)
 

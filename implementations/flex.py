@@ -1,4 +1,6 @@
-"""PyTorch's `flex_attention` (Dong et al. 2024): the mask is a function of positions, compiled into the kernel."""
+"""PyTorch's `flex_attention` (Dong et al. 2024): the mask is a function of positions, compiled into
+the kernel.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,16 @@ from mha.implementations.adapters.kernel import from_kernel
 from mha.spec import Claims, Rounding
 from mha.spec.claims import COMPUTE_DTYPES
 
-# Outside of torch.compile, flex_attention captures a graph for each new shape. The setting that prevents it is global,
-# hence the lock.
+# Outside of torch.compile, flex_attention captures a graph for each new shape. The setting that
+# prevents it is global, hence the lock.
 ONE_AT_A_TIME = Lock()
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    """Return the context (B, H, L, d_v) of q (B, H, L, d_k), k (B, H_kv, S, d_k) and v (B, H_kv, S, d_v).
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
+    """Return the context (B, H, L, d_v) of q (B, H, L, d_k), k (B, H_kv, S, d_k) and v (B, H_kv, S,
+    d_v).
 
     mask: broadcastable to (B, H, L, S); boolean, True = may attend, or added to the scores.
     """
@@ -45,7 +50,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causa
 
 
 def at(mask: Tensor, *indices: Tensor) -> Tensor:
-    """Return the entry at (b, h, i, j) of a mask that is broadcastable to (B, H, L, S), without expanding the mask."""
+    """Return the entry at (b, h, i, j) of a mask that is broadcastable to (B, H, L, S), without
+    expanding the mask.
+    """
     own = indices[len(indices) - mask.ndim :]
     return mask[tuple(index * (size > 1) for index, size in zip(own, mask.shape, strict=True))]
 
@@ -61,7 +68,9 @@ implementation = from_kernel(
         grouped_query=True,
         kv_widths=True,
         value_width=True,
-        composes={"autocast"},  # compiled for the CPU, it gives wrong numbers for some masks: docs/pytorch.md
+        composes={
+            "autocast"
+        },  # compiled for the CPU, it gives wrong numbers for some masks: docs/pytorch.md
         dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),
     ),

@@ -1,7 +1,8 @@
-"""Attention in plain torch, each step once: what the textbook, the faults and the trial runs are made of.
+"""Attention in plain torch, each step once: what the textbook, the faults and the trial runs are
+made of.
 
-An option of the call acts in one of these steps. The oracle, its rounding graphs and the tests with fifty digits share
-nothing with them, so that one mistake cannot hide another.
+An option of the call acts in one of these steps. The oracle, its rounding graphs and the tests with
+fifty digits share nothing with them, so that one mistake cannot hide another.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ Normalise = Callable[[Tensor], Tensor]
 
 
 def scores_of(q: Tensor, k: Tensor, options: Options, usual_scale: float = 1.0) -> Tensor:
-    """Return the scores (B, H, L, S) of queries and keys (B, H, length, d_k), without any mask or cap.
+    """Return the scores (B, H, L, S) of queries and keys (B, H, length, d_k), without any mask or
+    cap.
 
     usual_scale: what they are multiplied by where the call does not say so.
     """
@@ -36,9 +38,11 @@ def capped(scores: Tensor, cap: float | None) -> Tensor:
 def allowed_by(
     options: Options, like: Tensor, alignment: Alignment = "top_left", alibi: AlibiForm = "signed"
 ) -> tuple[Tensor, Tensor]:
-    """Return which keys each query may attend to, boolean, and what is added to its scores, both (B, H, L, S).
+    """Return which keys each query may attend to, boolean, and what is added to its scores, both
+    (B, H, L, S).
 
-    like: scores, or a tensor of their shape, dtype and device. alignment: of the causal mask, the window and ALiBi.
+    like: scores, or a tensor of their shape, dtype and device. alignment: of the causal mask, the
+        window and ALiBi.
     alibi: the form of the bias of slopes.
     """
     mask = options.mask
@@ -49,11 +53,15 @@ def allowed_by(
         masked = mask == -math.inf
         allowed, bias = allowed & ~masked, bias + mask.masked_fill(masked, 0.0)
     if options.alibi is not None:
-        bias = bias + alibi_bias(options.alibi, alibi, like.shape[2], like.shape[3], alignment).to(like)
+        bias = bias + alibi_bias(options.alibi, alibi, like.shape[2], like.shape[3], alignment).to(
+            like
+        )
     if options.is_causal:
         allowed = allowed & causal_mask(like.shape[2], like.shape[3], alignment, like.device)
     if options.window is not None:
-        allowed = allowed & window_mask(like.shape[2], like.shape[3], options.window, alignment, like.device)
+        allowed = allowed & window_mask(
+            like.shape[2], like.shape[3], options.window, alignment, like.device
+        )
     return allowed, bias
 
 
@@ -67,16 +75,20 @@ def softmax(scores: Tensor) -> Tensor:
     return scores.softmax(-1)
 
 
-def weights_of(scores: Tensor, allowed: Tensor, normalise: Normalise = softmax, sinks: Tensor | None = None) -> Tensor:
+def weights_of(
+    scores: Tensor, allowed: Tensor, normalise: Normalise = softmax, sinks: Tensor | None = None
+) -> Tensor:
     """Return the softmax over the allowed keys, (B, H, L, S); a row without any gets zeros.
 
-    Such a row keeps its scores in the softmax, so that neither it nor its gradient is NaN. sinks: a score (H,) of each
-    head that takes part in the denominator only.
+    Such a row keeps its scores in the softmax, so that neither it nor its gradient is NaN. sinks: a
+    score (H,) of each head that takes part in the denominator only.
     """
     if sinks is not None:
         column = sinks.to(scores).view(-1, 1, 1).expand(*scores.shape[:3], 1)
         extended = torch.cat([scores, column], -1)
-        return weights_of(extended, torch.cat([allowed, column > -math.inf], -1), normalise)[..., :-1]
+        return weights_of(extended, torch.cat([allowed, column > -math.inf], -1), normalise)[
+            ..., :-1
+        ]
     empty = ~allowed.any(-1, keepdim=True)
     return normalise(scores.masked_fill(~(allowed | empty), -math.inf)).masked_fill(~allowed, 0.0)
 
@@ -87,18 +99,24 @@ def sinks_of(options: Options, like: Tensor) -> Tensor | None:
 
 
 def log_sum_exp(scores: Tensor, allowed: Tensor, sinks: Tensor | None = None) -> Tensor:
-    """Return the natural log-sum-exp of the allowed scores of each row, (B, H, L); without any, it is -infinity.
+    """Return the natural log-sum-exp of the allowed scores of each row, (B, H, L); without any, it
+    is -infinity.
 
     sinks: (H,), of which each is one of the terms.
     """
     if sinks is not None:
         column = sinks.to(scores).view(-1, 1, 1).expand(*scores.shape[:3], 1)
-        scores, allowed = torch.cat([scores, column], -1), torch.cat([allowed, column > -math.inf], -1)
+        scores, allowed = (
+            torch.cat([scores, column], -1),
+            torch.cat([allowed, column > -math.inf], -1),
+        )
     return scores.masked_fill(~allowed, -math.inf).logsumexp(-1)
 
 
 class Holder(nn.Module):
-    """What attention in steps has beside the steps: its weights and their gradients, and a cache of inputs."""
+    """What attention in steps has beside the steps: its weights and their gradients, and a cache of
+    inputs.
+    """
 
     def hold(self, named: Any) -> None:
         """Register copies of tensors, given as pairs of a name and a tensor, as parameters."""
@@ -110,13 +128,24 @@ class Holder(nn.Module):
         return contexts.transpose(1, 2).flatten(2)
 
     def decode(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: Any = None,
+        active: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        """See `mha.spec.Decoder`; the cache has keys, values, and which of them are an item's own, (B, n, 1)."""
+        """See `mha.spec.Decoder`; the cache has keys, values, and which of them are an item's own,
+        (B, n, 1).
+        """
         active = query.new_ones(len(query)).bool() if active is None else active
         own = active[:, None, None].expand(-1, query.shape[1], -1)
         new = key.where(own, 0), value.where(own, 0), own
-        cache = new if cache is None else tuple(torch.cat(pair, 1) for pair in zip(cache, new, strict=True))
+        cache = (
+            new
+            if cache is None
+            else tuple(torch.cat(pair, 1) for pair in zip(cache, new, strict=True))
+        )
         key, value, present = cache
         earlier = causal_mask(query.shape[1], key.shape[1], "bottom_right", query.device)
         output: Output = self(query, key, value, mask=present.mT.unsqueeze(1) & earlier)
@@ -132,4 +161,7 @@ class Holder(nn.Module):
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """See `mha.spec.Differentiable`."""
-        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.named_parameters()}
+        return {
+            name: torch.zeros_like(p) if p.grad is None else p.grad
+            for name, p in self.named_parameters()
+        }

@@ -1,4 +1,6 @@
-"""Fewer key/value heads than query heads, each shared by a group of query heads; with one, multi-query attention."""
+"""Fewer key/value heads than query heads, each shared by a group of query heads; with one,
+multi-query attention.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,13 @@ from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 class GroupedQueryAttention(nn.Module):
-    """Ainslie et al. 2023, and Shazeer 2019 for one key/value head; keys and values are not repeated in memory."""
+    """Ainslie et al. 2023, and Shazeer 2019 for one key/value head; keys and values are not
+    repeated in memory.
+    """
 
-    def __init__(self, d_model: int, n_heads: int, n_kv_heads: int | None = None, bias: bool = True) -> None:
+    def __init__(
+        self, d_model: int, n_heads: int, n_kv_heads: int | None = None, bias: bool = True
+    ) -> None:
         super().__init__()
         self.config = Config(d_model, n_heads, n_kv_heads, bias=bias)
         self.config.validate()
@@ -26,11 +32,17 @@ class GroupedQueryAttention(nn.Module):
         self.output = nn.Linear(d_model, d_model, bias=bias)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
         """Return the output (B, L, D) and the weights (B, H, L, S).
 
-        query: (B, L, D); key, value: (B, S, D); mask: boolean, broadcastable to (B, H, L, S), True = may attend.
+        query: (B, L, D); key, value: (B, S, D); mask: boolean, broadcastable to (B, H, L, S), True
+        = may attend.
         """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
         heads, width = self.config.n_heads, self.config.head_dim
@@ -44,7 +56,9 @@ class GroupedQueryAttention(nn.Module):
         allowed = allowed.tril() if is_causal else allowed
         allowed = allowed if mask is None else allowed & mask
         empty = ~allowed.any(-1, keepdim=True)
-        weights = scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
+        weights = (
+            scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
+        )
         context = torch.einsum("bgrls,bsgd->blgrd", weights.unflatten(1, groups), v)
         return Output(self.output(context.flatten(2)), weights)
 

@@ -11,7 +11,9 @@ from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 class LoopAttention(nn.Module):
-    """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_o, as in section 3.2.2 of Vaswani et al. 2017."""
+    """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_o, as in section 3.2.2 of Vaswani et al.
+    2017.
+    """
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -19,18 +21,25 @@ class LoopAttention(nn.Module):
         self.config.validate()
 
         def one_per_head() -> nn.ModuleList:
-            return nn.ModuleList(nn.Linear(d_model, self.config.head_dim, bias=bias) for _ in range(n_heads))
+            return nn.ModuleList(
+                nn.Linear(d_model, self.config.head_dim, bias=bias) for _ in range(n_heads)
+            )
 
         self.queries, self.keys, self.values = one_per_head(), one_per_head(), one_per_head()
         self.output = nn.Linear(d_model, d_model, bias=bias)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
         """Return the output (B, L, D) and the weights (B, H, L, S).
 
-        query: (B, L, D); key, value: (B, S, D); mask: broadcastable to (B, H, L, S); boolean, True = may attend, or
-        added to the scores.
+        query: (B, L, D); key, value: (B, S, D); mask: broadcastable to (B, H, L, S); boolean, True
+        = may attend, or added to the scores.
         """
         validate_call(self.config, query, key, value, mask)
         shape = (query.shape[0], self.config.n_heads, query.shape[1], key.shape[1])
@@ -57,11 +66,13 @@ class LoopAttention(nn.Module):
 def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
     """Return the softmax over the allowed keys, the last axis.
 
-    A row without an allowed key becomes zeros. It keeps its scores in the softmax, whose gradient would be NaN if all
-    were -infinity.
+    A row without an allowed key becomes zeros. It keeps its scores in the softmax, whose gradient
+    would be NaN if all were -infinity.
     """
     empty = ~allowed.any(-1, keepdim=True)
-    return scores.masked_fill(~(allowed | empty), float("-inf")).softmax(-1).masked_fill(~allowed, 0.0)
+    return (
+        scores.masked_fill(~(allowed | empty), float("-inf")).softmax(-1).masked_fill(~allowed, 0.0)
+    )
 
 
 implementation = from_module(

@@ -19,17 +19,24 @@ class MinimalAttention(nn.Module):
         self.config.validate()
         self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model, bias=bias) for _ in range(4))
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         """Return the output (B, L, D).
 
-        query: (B, L, D); key, value: (B, S, D); mask: boolean, broadcastable to (B, H, L, S), True = may attend.
+        query: (B, L, D); key, value: (B, S, D); mask: boolean, broadcastable to (B, H, L, S), True
+        = may attend.
         """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
         heads = self.config.n_heads, self.config.head_dim
-        q, k, v = (x.unflatten(-1, heads).transpose(1, 2) for x in (self.q(query), self.k(key), self.v(value)))
+        q, k, v = (
+            x.unflatten(-1, heads).transpose(1, 2)
+            for x in (self.q(query), self.k(key), self.v(value))
+        )
         scores = q @ k.mT / heads[1] ** 0.5
         allowed = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
-        # A row without an allowed key keeps its scores in the softmax, which would be NaN if all were -infinity.
+        # A row without an allowed key keeps its scores in the softmax, which would be NaN if all
+        # were -infinity.
         hidden = ~(allowed | ~allowed.any(-1, keepdim=True))
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).masked_fill(~allowed, 0.0)
         output: Tensor = self.o((weights @ v).transpose(1, 2).flatten(2))

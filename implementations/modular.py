@@ -26,12 +26,16 @@ class ScaledDotProduct(nn.Module):
         """
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         empty = ~allowed.any(-1, keepdim=True)
-        weights = scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
+        weights = (
+            scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
+        )
         return self.dropout(weights) @ v, weights
 
 
 class ModularAttention(nn.Module):
-    """Section 3.2.2 of Vaswani et al. 2017: self-attention, or a decoder's queries over an encoder's memory."""
+    """Section 3.2.2 of Vaswani et al. 2017: self-attention, or a decoder's queries over an
+    encoder's memory.
+    """
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
@@ -44,11 +48,17 @@ class ModularAttention(nn.Module):
         self.attention = ScaledDotProduct(dropout)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
         """Return the output (B, L, D) and the weights (B, H, L, S).
 
-        query: (B, L, D); key, value: (B, S, D); mask: boolean, broadcastable to (B, H, L, S), True = may attend.
+        query: (B, L, D); key, value: (B, S, D); mask: boolean, broadcastable to (B, H, L, S), True
+        = may attend.
         """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
         allowed = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool, device=query.device)

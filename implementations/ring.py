@@ -24,8 +24,8 @@ from mha.spec.sharding import Order
 class Ring:
     """The ranks of a mesh in a circle; each sends to the next one.
 
-    queries: the positions of this rank's queries. keys: for each rank, the positions of its keys. is_causal: whether
-    no query sees a later key.
+    queries: the positions of this rank's queries. keys: for each rank, the positions of its keys.
+    is_causal: whether no query sees a later key.
     """
 
     mesh: DeviceMesh
@@ -34,7 +34,8 @@ class Ring:
     is_causal: bool
 
     def turn(self, parts: list[Tensor], source: int) -> list[Tensor]:
-        """Send tensors (B, H, length of the source, d) to the next rank, and return what the previous one had.
+        """Send tensors (B, H, length of the source, d) to the next rank, and return what the
+        previous one had.
 
         source: the rank whose keys these parts belong to.
         """
@@ -50,10 +51,14 @@ class Ring:
 
 
 class RingAttention(torch.autograd.Function):
-    """Liu et al. 2023: contexts of parts are merged by their log-sum-exps; gradients of keys travel with them."""
+    """Liu et al. 2023: contexts of parts are merged by their log-sum-exps; gradients of keys travel
+    with them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ring: Ring) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ring: Ring
+    ) -> Tensor:
         """Return the context (B, H, L_r, d_k) of this rank's queries over the keys of all ranks."""
         wide = torch.promote_types(q.dtype, torch.float32)
         context = torch.zeros_like(q, dtype=wide)
@@ -63,10 +68,16 @@ class RingAttention(torch.autograd.Function):
         for step in range(size):
             source = (rank - step) % size
             scores = scores_of(q.to(wide), parts[0].to(wide), mask, ring, source)
-            part = scores.logsumexp(-1, keepdim=True) if scores.shape[-1] else torch.full_like(total, -math.inf)
+            part = (
+                scores.logsumexp(-1, keepdim=True)
+                if scores.shape[-1]
+                else torch.full_like(total, -math.inf)
+            )
             merged = torch.logaddexp(total, part)
             shift = merged.masked_fill(merged == -math.inf, 0.0)
-            context = context * (total - shift).exp() + (scores - shift).exp() @ repeated(parts[1].to(wide), q)
+            context = context * (total - shift).exp() + (scores - shift).exp() @ repeated(
+                parts[1].to(wide), q
+            )
             total = merged
             parts = ring.turn(parts, source)
         ctx.save_for_backward(q, k, v, mask, context, total)
@@ -76,7 +87,9 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of q, k, v and a float mask; those of keys and values end where they started."""
+        """Return the gradients of q, k, v and a float mask; those of keys and values end where they
+        started.
+        """
         q, k, v, mask, context, total = ctx.saved_tensors
         ring, wide, scale = ctx.ring, context.dtype, 1 / math.sqrt(q.shape[-1])
         rank, size = ring.mesh.get_local_rank(), ring.mesh.size()
@@ -84,8 +97,15 @@ class RingAttention(torch.autograd.Function):
         mean = (upstream * context).sum(-1, keepdim=True)
         grad_q = torch.zeros_like(q, dtype=wide)
         keys = sum(map(len, ring.keys))
-        grad_scores = q.new_zeros((*q.shape[:-1], keys), dtype=wide) if ctx.needs_input_grad[3] else None
-        parts = [k.to(wide), v.to(wide), torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)]
+        grad_scores = (
+            q.new_zeros((*q.shape[:-1], keys), dtype=wide) if ctx.needs_input_grad[3] else None
+        )
+        parts = [
+            k.to(wide),
+            v.to(wide),
+            torch.zeros_like(k, dtype=wide),
+            torch.zeros_like(v, dtype=wide),
+        ]
         for step in range(size):
             source = (rank - step) % size
             scores = scores_of(q.to(wide), parts[0], mask, ring, source)
@@ -102,7 +122,9 @@ class RingAttention(torch.autograd.Function):
 
 
 def scores_of(q: Tensor, k: Tensor, mask: Tensor | None, ring: Ring, source: int) -> Tensor:
-    """Return the scores (B, H, L_r, S_r) for the keys of a rank, -infinity where a query may not attend."""
+    """Return the scores (B, H, L_r, S_r) for the keys of a rank, -infinity where a query may not
+    attend.
+    """
     scores, places = q @ repeated(k, q).mT / math.sqrt(q.shape[-1]), ring.keys[source].to(q.device)
     if mask is not None:
         part = mask.index_select(-1, places) if mask.shape[-1] > 1 else mask
@@ -142,7 +164,9 @@ def attend(  # noqa: PLR0913  the arguments of every such function, and the orde
     if mask is not None:
         mask = mask[(None,) * (4 - mask.ndim)]
         if mask.shape[-1] not in (1, lengths[1]):
-            raise ValueError(f"the mask must have the columns of all {lengths[1]} keys, but has {mask.shape[-1]}")
+            raise ValueError(
+                f"the mask must have the columns of all {lengths[1]} keys, but has {mask.shape[-1]}"
+            )
     ring = Ring(mesh, queries[rank], keys, is_causal)
     context: Tensor = RingAttention.apply(query, key, value, mask, ring)  # type: ignore[no-untyped-call]  # of torch
     return context
@@ -156,13 +180,25 @@ CLAIMS = Claims(
     dtypes=COMPUTE_DTYPES,
     devices={"cpu"},
     rounding=Rounding(
-        scores_stored=False, weights_stored=False, softmax_stored=False, scaling_roundings=0, partials_stored=False
+        scores_stored=False,
+        weights_stored=False,
+        softmax_stored=False,
+        scaling_roundings=0,
+        partials_stored=False,
     ),
 )
 implementation = from_sharded(attend, placements=Shard(2), claims=CLAIMS, name="ring")
 zigzag = from_sharded(
-    partial(attend, order="zigzag"), placements=Shard(2), order="zigzag", claims=CLAIMS, name="ring_zigzag"
+    partial(attend, order="zigzag"),
+    placements=Shard(2),
+    order="zigzag",
+    claims=CLAIMS,
+    name="ring_zigzag",
 )
 striped = from_sharded(
-    partial(attend, order="striped"), placements=Shard(2), order="striped", claims=CLAIMS, name="ring_striped"
+    partial(attend, order="striped"),
+    placements=Shard(2),
+    order="striped",
+    claims=CLAIMS,
+    name="ring_striped",
 )

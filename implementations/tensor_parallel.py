@@ -1,4 +1,6 @@
-"""Heads over ranks, with DTensor: W_q, W_k and W_v are cut by columns of the output, W_o by rows of the input."""
+"""Heads over ranks, with DTensor: W_q, W_k and W_v are cut by columns of the output, W_o by rows of
+the input.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import Placement, Replicate
 
-from mha.spec import Attention, Claims, Config, Implementation, Output, Rounding, Weights, validate_call
+from mha.spec import (
+    Attention,
+    Claims,
+    Config,
+    Implementation,
+    Output,
+    Rounding,
+    Weights,
+    validate_call,
+)
 from mha.spec.claims import COMPUTE_DTYPES
 from mha.spec.sharding import PLACED, Order
 
@@ -22,7 +33,9 @@ PARAMETERS = {"w": "weight", "b": "bias"}
 
 
 class TensorParallelAttention(nn.Module):
-    """Shoeybi et al. 2019, section 3: each rank attends with its heads, and the outputs are summed over the ranks."""
+    """Shoeybi et al. 2019, section 3: each rank attends with its heads, and the outputs are summed
+    over the ranks.
+    """
 
     def __init__(self, config: Config, weights: Weights, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -34,12 +47,16 @@ class TensorParallelAttention(nn.Module):
         given = dict(weights.named())
         for role in "qkvo":
             matrix, bias = given[f"w_{role}"], given.get(f"b_{role}")
-            layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=bias is not None, device="meta")
+            layer = nn.Linear(
+                matrix.shape[1], matrix.shape[0], bias=bias is not None, device="meta"
+            )
             for attribute, tensor in (("weight", matrix), ("bias", bias)):
                 if tensor is not None:
                     setattr(layer, attribute, nn.Parameter(tensor.detach().clone()))
             self.add_module(role, layer)
-        if mesh.size() > 1:  # on one rank, DTensor would have nothing to cut, and refuses some widths
+        if (
+            mesh.size() > 1
+        ):  # on one rank, DTensor would have nothing to cut, and refuses some widths
             by_columns = {role: ColwiseParallel() for role in "qkv"}
             parallelize_module(self, mesh, {**by_columns, "o": RowwiseParallel()})
 
@@ -53,7 +70,9 @@ class TensorParallelAttention(nn.Module):
         is_causal: bool = False,
         need_weights: bool = False,
     ) -> Output:
-        """Return the whole output (B, L, D), which every rank has; query, key and value are whole, too."""
+        """Return the whole output (B, L, D), which every rank has; query, key and value are whole,
+        too.
+        """
         validate_call(self.config, query, key, value, mask)
         q, k, v = (self.split(role, x) for role, x in (("q", query), ("k", key), ("v", value)))
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
@@ -62,12 +81,20 @@ class TensorParallelAttention(nn.Module):
         allowed = allowed.tril() if is_causal else allowed
         if mask is not None:
             own = slice(self.rank * q.shape[1], (self.rank + 1) * q.shape[1])
-            mask = mask[:, own] if mask.ndim == 4 and mask.shape[1] > 1 else mask[own] if self.per_head(mask) else mask
+            mask = (
+                mask[:, own]
+                if mask.ndim == 4 and mask.shape[1] > 1
+                else mask[own]
+                if self.per_head(mask)
+                else mask
+            )
             allowed = allowed & (mask if mask.dtype == torch.bool else mask != -math.inf)
             if mask.dtype != torch.bool:
                 scores = scores + mask.masked_fill(mask == -math.inf, 0.0)
         empty = ~allowed.any(-1, keepdim=True)
-        weights = scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
+        weights = (
+            scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
+        )
         output: Tensor = self.get_submodule("o")((weights @ v).transpose(1, 2).flatten(2))
         # With one seed, every rank drops the same of the output, which all have.
         return Output(F.dropout(output, self.config.dropout, self.training))
@@ -89,7 +116,9 @@ class TensorParallelAttention(nn.Module):
                 held = getattr(self.get_submodule(role), attribute)
                 if held is not None:
                     grad = torch.zeros_like(held) if held.grad is None else held.grad
-                    found[f"{kind}_{role}"] = grad.full_tensor() if isinstance(grad, DTensor) else grad
+                    found[f"{kind}_{role}"] = (
+                        grad.full_tensor() if isinstance(grad, DTensor) else grad
+                    )
         return found
 
 
@@ -111,11 +140,15 @@ class TensorParallel:
 
     name: str = "tensor_parallel"
     order: Order = "contiguous"
-    placements: Mapping[str, Placement] = field(default_factory=lambda: dict.fromkeys(PLACED, Replicate()))
+    placements: Mapping[str, Placement] = field(
+        default_factory=lambda: dict.fromkeys(PLACED, Replicate())
+    )
     unsharded: Implementation | None = None
     claims: Claims = CLAIMS
 
-    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> Attention:
+    def build(
+        self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
+    ) -> Attention:
         """Raise NotImplementedError: it has no form without ranks."""
         raise NotImplementedError("tensor_parallel runs on ranks only")
 

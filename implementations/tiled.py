@@ -20,7 +20,9 @@ TILE = 64
 
 @dataclass(frozen=True)
 class Scoring:
-    """What a call says about the scores: the scale, the cap (0 for none), and the window, whose sides may be -1."""
+    """What a call says about the scores: the scale, the cap (0 for none), and the window, whose
+    sides may be -1.
+    """
 
     scale: float
     is_causal: bool
@@ -28,10 +30,14 @@ class Scoring:
     left: int
     right: int
 
-    def of_tile(self, q: Tensor, k: Tensor, mask: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
-        """Return the scores (B, H, L, tile) of the keys from a place on, -infinity where a query may not attend.
+    def of_tile(
+        self, q: Tensor, k: Tensor, mask: Tensor | None, start: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the scores (B, H, L, tile) of the keys from a place on, -infinity where a query
+        may not attend.
 
-        Then their derivative by the products q k^T, which is the scale without a cap. mask: that of the tile.
+        Then their derivative by the products q k^T, which is the scale without a cap. mask: that of
+        the tile.
         """
         wide = torch.promote_types(q.dtype, torch.float32)
         scores = q.to(wide) @ k.to(wide).mT * self.scale
@@ -45,7 +51,9 @@ class Scoring:
         return scores.masked_fill(hidden, -math.inf), slope
 
     def hidden(self, scores: Tensor, start: int) -> Tensor:
-        """Return which keys of a tile are outside of the window, or later than a query, boolean (L, tile)."""
+        """Return which keys of a tile are outside of the window, or later than a query, boolean (L,
+        tile).
+        """
         queries, keys = scores.shape[-2:]
         places = torch.arange(start, start + keys, device=scores.device)
         distances = places - torch.arange(queries, device=scores.device).unsqueeze(1)
@@ -58,7 +66,9 @@ class Scoring:
 
 
 class TiledAttention(torch.autograd.Function):
-    """Milakov & Gimelshein 2018; the backward pass of FlashAttention (Dao et al. 2022), with tiles of keys only."""
+    """Milakov & Gimelshein 2018; the backward pass of FlashAttention (Dao et al. 2022), with tiles
+    of keys only.
+    """
 
     generate_vmap_rule = True
 
@@ -66,12 +76,16 @@ class TiledAttention(torch.autograd.Function):
     def forward(
         q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None, scoring: Scoring
     ) -> tuple[Tensor, ...]:
-        """Return the context (B, H, L, d_v), and for each row the highest score and the sum of exponentials.
+        """Return the context (B, H, L, d_v), and for each row the highest score and the sum of
+        exponentials.
 
-        q: (B, H, L, d_k); k: (B, H, S, d_k); v: (B, H, S, d_v); sinks: (H,). The exponentials of a tile are those of
-        differences from the highest score so far; the sums before it are rescaled. A sink is the first score of a row.
+        q: (B, H, L, d_k); k: (B, H, S, d_k); v: (B, H, S, d_v); sinks: (H,). The exponentials of a
+        tile are those of differences from the highest score so far; the sums before it are
+        rescaled. A sink is the first score of a row.
         """
-        highest = q.new_full((*q.shape[:-1], 1), -math.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+        highest = q.new_full(
+            (*q.shape[:-1], 1), -math.inf, dtype=torch.promote_types(q.dtype, torch.float32)
+        )
         total, context = torch.zeros_like(highest), highest.new_zeros(*q.shape[:-1], v.shape[-1])
         if sinks is not None:
             highest = highest.maximum(sinks.to(highest).view(-1, 1, 1))
@@ -96,10 +110,12 @@ class TiledAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of q, k, v and the sinks; the weights of each tile are computed again.
+        """Return the gradients of q, k, v and the sinks; the weights of each tile are computed
+        again.
 
-        The gradient of a row of scores is weights * (dW - mean): dW is the gradient of the weights, and `mean` is their
-        mean under the weights, which is the scalar product of the context with its own gradient. A sink has no value.
+        The gradient of a row of scores is weights * (dW - mean): dW is the gradient of the weights,
+        and `mean` is their mean under the weights, which is the scalar product of the context with
+        its own gradient. A sink has no value.
         """
         q, k, v, mask, sinks, context, highest, total = ctx.saved_tensors
         upstream, inverse = upstream.to(total), 1 / total.where(total > 0, 1)
@@ -131,7 +147,9 @@ def part_of(mask: Tensor | None, keys: slice) -> Tensor | None:
 
 
 def exp_difference(scores: Tensor, highest: Tensor) -> Tensor:
-    """Return exp(scores - highest), and 0 where a score is -infinity, even if `highest` is -infinity."""
+    """Return exp(scores - highest), and 0 where a score is -infinity, even if `highest` is
+    -infinity.
+    """
     return (scores - highest.where(highest > -math.inf, 0)).exp()
 
 
@@ -150,13 +168,17 @@ def attend(  # noqa: PLR0913  what a kernel of today takes
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return the context (B, H, L, d_v) of q (B, H, L, d_k), k (B, H, S, d_k) and v (B, H, S, d_v).
 
-    mask: boolean, broadcastable to (B, H, L, S), True = may attend. scale: what the scores are multiplied by; None for
-        1/sqrt(d_k).
-    softcap: c, of scores that become c tanh(s / c); 0 for none. window_size: how many keys before and after its own
-        place a query sees; -1 for all. sinks: (H,), whose exponentials are added to the denominators.
-    return_lse: whether to return the log-sum-exp of each row too, (B, H, L), in float32 at least, without a gradient.
+    mask: boolean, broadcastable to (B, H, L, S), True = may attend. scale: what the scores are
+        multiplied by; None for 1/sqrt(d_k).
+    softcap: c, of scores that become c tanh(s / c); 0 for none. window_size: how many keys before
+        and after its own place a query sees; -1 for all. sinks: (H,), whose exponentials are added
+        to the denominators.
+    return_lse: whether to return the log-sum-exp of each row too, (B, H, L), in float32 at least,
+        without a gradient.
     """
-    scoring = Scoring(q.shape[-1] ** -0.5 if scale is None else scale, is_causal, softcap, *window_size)
+    scoring = Scoring(
+        q.shape[-1] ** -0.5 if scale is None else scale, is_causal, softcap, *window_size
+    )
     context, highest, total = TiledAttention.apply(q, k, v, mask, sinks, scoring)  # type: ignore[no-untyped-call]  # of torch
     return (context, (highest + total.log()).squeeze(-1)) if return_lse else context
 
@@ -169,12 +191,18 @@ implementation = from_kernel(
         returns_weights=False,
         composes={"compile", "func", "autocast", "checkpoint", "deterministic"},
         memory="linear",
-        scores=Scores(scale="any", window=Window("left_right"), softcap="before_bias", sinks="float32"),
+        scores=Scores(
+            scale="any", window=Window("left_right"), softcap="before_bias", sinks="float32"
+        ),
         lse=Lse(),
         value_width=True,
         dtypes=COMPUTE_DTYPES,
         rounding=Rounding(
-            scores_stored=False, weights_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False
+            scores_stored=False,
+            weights_stored=False,
+            softmax_stored=False,
+            scaling_roundings=0,
+            log_normaliser=False,
         ),
     ),
 )

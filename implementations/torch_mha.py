@@ -25,8 +25,9 @@ def call(  # noqa: PLR0913  the arguments of an attention
 ) -> Output:
     """Call the module with the mask as the argument that is meant for it; see `mha.spec.Attention`.
 
-    A mask (B, 1, 1, S) is `key_padding_mask` (B, S), and any other one is `attn_mask`. For the module, `is_causal` is a
-    hint that `attn_mask` is the causal mask: where that is so, both are passed.
+    A mask (B, 1, 1, S) is `key_padding_mask` (B, S), and any other one is `attn_mask`. For the
+    module, `is_causal` is a hint that `attn_mask` is the causal mask: where that is so, both are
+    passed.
     """
     axis = 1 if module.batch_first and query.ndim == 3 else 0
     batch = query.shape[1 - axis] if query.ndim == 3 else 1
@@ -37,7 +38,9 @@ def call(  # noqa: PLR0913  the arguments of an attention
     if is_causal:
         mask = with_causal(mask, padding, causal_mask(*lengths, "top_left", query.device))
     if mask is not None:
-        mask = in_two_or_three_axes(to_convention(mask, "drop", query.dtype), (batch, module.num_heads, *lengths))
+        mask = in_two_or_three_axes(
+            to_convention(mask, "drop", query.dtype), (batch, module.num_heads, *lengths)
+        )
     output, weights = module(
         query,
         key,
@@ -52,23 +55,34 @@ def call(  # noqa: PLR0913  the arguments of an attention
 
 
 def with_causal(mask: Tensor | None, padding: Tensor | None, causal: Tensor) -> Tensor:
-    """Return the causal mask (L, S), joined to the mask if there is one, in a dtype that fits the padding mask."""
+    """Return the causal mask (L, S), joined to the mask if there is one, in a dtype that fits the
+    padding mask.
+    """
     if mask is None and padding is not None and padding.dtype != torch.bool:
-        return to_convention(causal, "additive", padding.dtype)  # the module warns about two masks of different dtypes
+        return to_convention(
+            causal, "additive", padding.dtype
+        )  # the module warns about two masks of different dtypes
     return join_causal(mask, causal)
 
 
 def in_two_or_three_axes(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """Return a mask as the module takes it: (L, S) if all items and heads share it, else (B * H, L, S).
+    """Return a mask as the module takes it: (L, S) if all items and heads share it, else (B * H, L,
+    S).
 
     mask: broadcastable to `shape`, which is (B, H, L, S).
     """
     shared = mask.ndim <= 2 or mask.shape[:-2] == (1, 1)
-    return mask.reshape(mask.shape[-2:]).expand(shape[-2:]) if shared else mask.expand(shape).flatten(0, 1)
+    return (
+        mask.reshape(mask.shape[-2:]).expand(shape[-2:])
+        if shared
+        else mask.expand(shape).flatten(0, 1)
+    )
 
 
 def parameters(config: Config) -> dict[str, str]:
-    """Return where the weights go: the three projections are one matrix if their inputs are equally wide."""
+    """Return where the weights go: the three projections are one matrix if their inputs are equally
+    wide.
+    """
     stacked = config.key_width == config.value_width == config.d_model
     separate = {f"w_{role}": f"{role}_proj_weight" for role in "qkv"}
     projections = {"w_qkv": "in_proj_weight"} if stacked else separate
@@ -88,6 +102,8 @@ implementation = from_module(
         extras={"bias_kv", "zero_key", "length_first", "unbatched"},
         composes=COMPOSITIONS,
         dtypes=COMPUTE_DTYPES,
-        rounding=Rounding(log_normaliser=False),  # the masked softmax of the fast path stores exponentials
+        rounding=Rounding(
+            log_normaliser=False
+        ),  # the masked softmax of the fast path stores exponentials
     ),
 )

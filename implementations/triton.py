@@ -1,4 +1,6 @@
-"""Online softmax in Triton: one kernel forward, two backward. Without a GPU, Triton's interpreter can run them."""
+"""Online softmax in Triton: one kernel forward, two backward. Without a GPU, Triton's interpreter
+can run them.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,13 @@ except ImportError as error:
     raise UnavailableError(message) from error
 
 ON_GPU = torch.cuda.is_available()
-# Of a tile of queries or keys, of which a kernel holds up to four in shared memory (227 KiB on an H100).
+# Of a tile of queries or keys, of which a kernel holds up to four in shared memory (227 KiB on an
+# H100).
 MAX_TILE_BYTES = 1 << 15
 if not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
-    raise UnavailableError("torch finds no GPU; with TRITON_INTERPRET=1, Triton's interpreter runs it, in minutes")
+    raise UnavailableError(
+        "torch finds no GPU; with TRITON_INTERPRET=1, Triton's interpreter runs it, in minutes"
+    )
 
 
 @triton.jit
@@ -46,24 +51,47 @@ def store(base, positions, length, rows, D: tl.constexpr, BLOCK_D: tl.constexpr)
 
 
 @triton.jit
-def score(q, k, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr):
+def score(
+    q,
+    k,
+    scale,
+    mask,
+    m_row,
+    m_key,
+    rows,
+    keys,
+    L,
+    S,
+    HAS_MASK: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
+):
     """Return the scores of a tile, -infinity where a query may not attend; mask: that of one head."""
     allowed = (rows < L)[:, None] & (keys < S)[None, :]
     if IS_CAUSAL:
         allowed = allowed & (rows[:, None] >= keys[None, :])
     if HAS_MASK:
-        given = tl.load(mask + rows[:, None].to(tl.int64) * m_row + keys[None, :] * m_key, mask=allowed, other=0)
+        given = tl.load(
+            mask + rows[:, None].to(tl.int64) * m_row + keys[None, :] * m_key, mask=allowed, other=0
+        )
         allowed = allowed & (given != 0)
-    return tl.where(allowed, tl.dot(q, tl.trans(k), input_precision="ieee") * tl.load(scale), float("-inf"))
+    return tl.where(
+        allowed, tl.dot(q, tl.trans(k), input_precision="ieee") * tl.load(scale), float("-inf")
+    )
 
 
 @triton.jit
 def statistics(mean, highest, total, item, rows, L):
-    """Return three numbers of each row: the mean gradient, the highest score, and the sum of exponentials."""
+    """Return three numbers of each row: the mean gradient, the highest score, and the sum of
+    exponentials.
+    """
     mean = tl.load(mean + item * L + rows, mask=rows < L, other=0.0)
     highest = tl.load(highest + item * L + rows, mask=rows < L, other=0.0)
     total = tl.load(total + item * L + rows, mask=rows < L, other=1.0)
-    return mean, tl.where(highest == float("-inf"), 0.0, highest), tl.where(total == 0.0, 1.0, total)
+    return (
+        mean,
+        tl.where(highest == float("-inf"), 0.0, highest),
+        tl.where(total == 0.0, 1.0, total),
+    )
 
 
 @triton.jit
@@ -71,7 +99,9 @@ def gradients(scores, upstream, v, row_statistics):
     """Return the weights of a tile, and the gradients of its scores before the scale is applied."""
     mean, highest, total = row_statistics
     weights = tl.exp(scores - highest[:, None]) / total[:, None]
-    return weights, weights * (tl.dot(upstream, tl.trans(v), input_precision="ieee") - mean[:, None])
+    return weights, weights * (
+        tl.dot(upstream, tl.trans(v), input_precision="ieee") - mean[:, None]
+    )
 
 
 @triton.jit
@@ -91,12 +121,16 @@ def forward_kernel(
         keys = start + tl.arange(0, TILE)
         k_tile = load(k + item * S * D, keys, S, D, BLOCK_D, WIDE)
         v_tile = load(v + item * S * D, keys, S, D, BLOCK_D, WIDE)
-        scores = score(q_tile, k_tile, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK, IS_CAUSAL)
+        scores = score(
+            q_tile, k_tile, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK, IS_CAUSAL
+        )
         higher = tl.maximum(high, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         weights, rescale = tl.exp(scores - base[:, None]), tl.exp(high - base)
         sums = sums * rescale + tl.sum(weights, 1)
-        context_tile = context_tile * rescale[:, None] + tl.dot(weights, v_tile, input_precision="ieee")
+        context_tile = context_tile * rescale[:, None] + tl.dot(
+            weights, v_tile, input_precision="ieee"
+        )
         high = higher
     context_tile = context_tile / tl.where(sums == 0.0, 1.0, sums)[:, None]
     store(context + item * L * D, rows, L, context_tile, D, BLOCK_D)
@@ -121,7 +155,9 @@ def query_kernel(
         keys = start + tl.arange(0, TILE)
         k_tile = load(k + item * S * D, keys, S, D, BLOCK_D, WIDE)
         v_tile = load(v + item * S * D, keys, S, D, BLOCK_D, WIDE)
-        scores = score(q_tile, k_tile, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK, IS_CAUSAL)
+        scores = score(
+            q_tile, k_tile, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK, IS_CAUSAL
+        )
         _, grad_scores = gradients(scores, up_tile, v_tile, row_statistics)
         grad_tile += tl.dot(grad_scores, k_tile, input_precision="ieee")
     store(grad_q + item * L * D, rows, L, grad_tile * tl.load(scale), D, BLOCK_D)
@@ -144,7 +180,9 @@ def key_kernel(
         q_tile = load(q + item * L * D, rows, L, D, BLOCK_D, WIDE)
         up_tile = load(upstream + item * L * D, rows, L, D, BLOCK_D, WIDE)
         row_statistics = statistics(mean, highest, total, item, rows, L)
-        scores = score(q_tile, k_tile, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK, IS_CAUSAL)
+        scores = score(
+            q_tile, k_tile, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK, IS_CAUSAL
+        )
         weights, grad_scores = gradients(scores, up_tile, v_tile, row_statistics)
         grad_k_tile += tl.dot(tl.trans(grad_scores), q_tile, input_precision="ieee")
         grad_v_tile += tl.dot(tl.trans(weights), up_tile, input_precision="ieee")
@@ -156,16 +194,23 @@ class FusedAttention(torch.autograd.Function):
     """FlashAttention (Dao et al. 2022): the weights are never stored, forward or backward."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        """Return the context (B, H, L, d_k) of contiguous q (B, H, L, d_k), and k and v (B, H, S, d_k).
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """Return the context (B, H, L, d_k) of contiguous q (B, H, L, d_k), and k and v (B, H, S,
+        d_k).
 
         mask: boolean, broadcastable to (B, H, L, S), True = may attend.
         """
         batch, heads, queries, width = q.shape
         wide = torch.promote_types(q.dtype, torch.float32)
-        scale = torch.full((), 1 / math.sqrt(width), dtype=wide, device=q.device)  # Triton takes numbers as float32
+        scale = torch.full(
+            (), 1 / math.sqrt(width), dtype=wide, device=q.device
+        )  # Triton takes numbers as float32
         context = torch.empty_like(q)
-        highest, total = (torch.empty(batch, heads, queries, dtype=wide, device=q.device) for _ in range(2))
+        highest, total = (
+            torch.empty(batch, heads, queries, dtype=wide, device=q.device) for _ in range(2)
+        )
         allowed = q.new_ones((), dtype=torch.bool) if mask is None else mask
         allowed = allowed.expand(batch, heads, queries, k.shape[2]).view(torch.uint8)
         inputs = q, k, v, scale, allowed
@@ -174,14 +219,18 @@ class FusedAttention(torch.autograd.Function):
         ctx.options = {
             "D": width,
             "BLOCK_D": block,
-            "TILE": min(32, max(16, MAX_TILE_BYTES // (block * wide.itemsize))),  # a product takes 16 rows at least
+            "TILE": min(
+                32, max(16, MAX_TILE_BYTES // (block * wide.itemsize))
+            ),  # a product takes 16 rows at least
             "num_stages": 1,
             "WIDE": {torch.float32: tl.float32, torch.float64: tl.float64}[wide],
             "HAS_MASK": mask is not None,
             "IS_CAUSAL": is_causal,
         }
         grid = (batch * heads, triton.cdiv(queries, ctx.options["TILE"]))
-        forward_kernel[grid](*inputs, *allowed.stride(), context, highest, total, *ctx.sizes, **ctx.options)
+        forward_kernel[grid](
+            *inputs, *allowed.stride(), context, highest, total, *ctx.sizes, **ctx.options
+        )
         ctx.save_for_backward(*inputs, context, highest, total)
         return context
 
@@ -195,17 +244,28 @@ class FusedAttention(torch.autograd.Function):
         mean = (upstream.to(total) * context).sum(-1)
         grads = [torch.empty_like(x) for x in (q, k, v)]
         of_rows = upstream, mean, highest, total
-        for kernel, length, results in (query_kernel, q.shape[2], grads[:1]), (key_kernel, k.shape[2], grads[1:]):
+        for kernel, length, results in (
+            (query_kernel, q.shape[2], grads[:1]),
+            (
+                key_kernel,
+                k.shape[2],
+                grads[1:],
+            ),
+        ):
             grid = (q.shape[0] * q.shape[1], triton.cdiv(length, ctx.options["TILE"]))
             kernel[grid](*inputs, *allowed.stride(), *of_rows, *results, *ctx.sizes, **ctx.options)
         return *grads, None, None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
     """Return the context (B, H, L, d_k) of q (B, H, L, d_k), and k and v (B, H, S, d_k)."""
     if 0 in q.shape or 0 in k.shape:
         return q.new_zeros(q.shape)  # a grid of no programs
-    context: Tensor = FusedAttention.apply(q.contiguous(), k.contiguous(), v.contiguous(), mask, is_causal)
+    context: Tensor = FusedAttention.apply(
+        q.contiguous(), k.contiguous(), v.contiguous(), mask, is_causal
+    )
     return context
 
 
@@ -220,7 +280,11 @@ implementation = from_kernel(
         dtypes=set(COMPUTE_DTYPES) - ({"float64"} if ON_GPU else set()),
         devices={"cuda"} if ON_GPU else {"cpu"},
         rounding=Rounding(
-            scores_stored=False, weights_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False
+            scores_stored=False,
+            weights_stored=False,
+            softmax_stored=False,
+            scaling_roundings=0,
+            log_normaliser=False,
         ),
     ),
 )

@@ -1,4 +1,6 @@
-"""Ranks that exchange parts of the sequence for heads: each attends with some heads over the whole sequence."""
+"""Ranks that exchange parts of the sequence for heads: each attends with some heads over the whole
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,15 @@ from mha.spec.claims import COMPUTE_DTYPES
 
 
 class Exchange(torch.autograd.Function):
-    """All-to-all of Jacobs et al. 2023, DeepSpeed-Ulysses: heads of all positions for positions of all heads."""
+    """All-to-all of Jacobs et al. 2023, DeepSpeed-Ulysses: heads of all positions for positions of
+    all heads.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, lengths: list[int], mesh: DeviceMesh) -> Tensor:
-        """Return (B, H / ranks, L, d) for this rank's part (B, H, L_r, d) of a sequence with these lengths."""
+        """Return (B, H / ranks, L, d) for this rank's part (B, H, L_r, d) of a sequence with these
+        lengths.
+        """
         ctx.lengths, ctx.mesh = lengths, mesh
         return to_heads(x, lengths, mesh)
 
@@ -53,7 +59,9 @@ def to_heads(x: Tensor, lengths: list[int], mesh: DeviceMesh) -> Tensor:
     """Return (B, H / ranks, L, d) for this rank's part (B, H, L_r, d)."""
     batch, heads, _, width = x.shape
     own = heads // mesh.size()
-    parts = all_to_all(list(x.split(own, 1)), [(batch, own, length, width) for length in lengths], mesh)
+    parts = all_to_all(
+        list(x.split(own, 1)), [(batch, own, length, width) for length in lengths], mesh
+    )
     return torch.cat(parts, 2)
 
 
@@ -64,16 +72,26 @@ def to_sequence(x: Tensor, lengths: list[int], mesh: DeviceMesh) -> Tensor:
     return torch.cat(all_to_all(list(x.split(lengths, 2)), [shape] * mesh.size(), mesh), 1)
 
 
-def all_to_all(parts: list[Tensor], shapes: list[tuple[int, ...]], mesh: DeviceMesh) -> list[Tensor]:
+def all_to_all(
+    parts: list[Tensor], shapes: list[tuple[int, ...]], mesh: DeviceMesh
+) -> list[Tensor]:
     """Send a part to each rank; return what each one sent, of these shapes."""
     sizes = [math.prod(shape) for shape in shapes]
     given, received = torch.cat([part.flatten() for part in parts]), parts[0].new_empty(sum(sizes))
-    dist.all_to_all_single(received, given, sizes, [part.numel() for part in parts], group=mesh.get_group())
+    dist.all_to_all_single(
+        received, given, sizes, [part.numel() for part in parts], group=mesh.get_group()
+    )
     return [part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True)]
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, is_causal: bool, mesh: DeviceMesh
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None,
+    is_causal: bool,
+    mesh: DeviceMesh,
 ) -> Tensor:
     """Return this rank's context; see `from_sharded`. The ranks must divide the heads."""
     size, heads = mesh.size(), query.shape[1]
@@ -94,15 +112,19 @@ def attend(
         if whole.dtype != torch.bool:
             scores = scores + whole.masked_fill(whole == -math.inf, 0.0)
     empty = ~allowed.any(-1, keepdim=True)
-    weights = scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
+    weights = (
+        scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
+    )
     context: Tensor = ExchangeBack.apply(weights @ v, of_queries, mesh)  # type: ignore[no-untyped-call]  # of torch
     return context
 
 
 def mask_of_heads(mask: Tensor, heads: int, lengths: list[int], mesh: DeviceMesh) -> Tensor:
-    """Return the mask (B or 1, heads / ranks, L, S) of this rank's heads, for this rank's rows of the mask.
+    """Return the mask (B or 1, heads / ranks, L, S) of this rank's heads, for this rank's rows of
+    the mask.
 
-    A mask that is broadcast over the queries is sent too: it looks like the rows of a rank that has one query.
+    A mask that is broadcast over the queries is sent too: it looks like the rows of a rank that has
+    one query.
     """
     rows = mask.expand(-1, heads, lengths[mesh.get_local_rank()], -1)
     if mask.dtype == torch.bool:
@@ -121,7 +143,9 @@ implementation = from_sharded(
         world_sizes={1, 2, 3, 4},
         dtypes=COMPUTE_DTYPES,
         devices={"cpu"},
-        rounding=Rounding(softmax_stored=False, log_normaliser=False, rescales=0, partials_stored=False),
+        rounding=Rounding(
+            softmax_stored=False, log_normaliser=False, rescales=0, partials_stored=False
+        ),
     ),
     name="ulysses",
 )

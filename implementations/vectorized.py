@@ -1,4 +1,6 @@
-"""The common way: one projection for each of query, key and value, split into heads by view and transpose."""
+"""The common way: one projection for each of query, key and value, split into heads by view and
+transpose.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 class VectorizedAttention(nn.Module):
-    """All heads at once, as four-dimensional tensors (B, H, L, d_k); equation 1 of Vaswani et al. 2017."""
+    """All heads at once, as four-dimensional tensors (B, H, L, d_k); equation 1 of Vaswani et al.
+    2017.
+    """
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
@@ -26,12 +30,17 @@ class VectorizedAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
         """Return the output (B, L, D) and the weights (B, H, L, S).
 
-        query: (B, L, D); key, value: (B, S, D); mask: broadcastable to (B, H, L, S); boolean, True = may attend, or
-        added to the scores.
+        query: (B, L, D); key, value: (B, S, D); mask: broadcastable to (B, H, L, S); boolean, True
+        = may attend, or added to the scores.
         """
         validate_call(self.config, query, key, value, mask)
         q = self.split(self.q_proj(query))
@@ -49,7 +58,11 @@ class VectorizedAttention(nn.Module):
         blocked = blocked.expand(scores.shape)
         # An empty row keeps its scores in the softmax, so that neither it nor its gradient is NaN.
         empty = blocked.all(-1, keepdim=True)
-        weights = scores.masked_fill(blocked & ~empty, float("-inf")).softmax(-1).masked_fill(blocked, 0.0)
+        weights = (
+            scores.masked_fill(blocked & ~empty, float("-inf"))
+            .softmax(-1)
+            .masked_fill(blocked, 0.0)
+        )
         return Output(self.dropout(self.out_proj(self.merge(weights @ v))), weights)
 
     def split(self, x: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
-"""The contract of multi-head attention: clauses, sizes, weights, claims, and the oracle with the expected results.
+"""The contract of multi-head attention: clauses, sizes, weights, claims, and the oracle with the
+expected results.
 
-Names are imported when they are first used: the clauses are data, and reading them must not wait for torch.
+Names are imported when they are first used: the clauses are data, and reading them must not wait
+for torch.
 """
 
 from __future__ import annotations
@@ -50,9 +52,23 @@ if TYPE_CHECKING:
     from mha.spec.clauses import CLAUSES, Clause, Level
     from mha.spec.config import Config
     from mha.spec.forward import Expected, oracle
-    from mha.spec.masks import MaskConvention, alibi_bias, causal_mask, join_causal, to_convention, window_mask
+    from mha.spec.masks import (
+        MaskConvention,
+        alibi_bias,
+        causal_mask,
+        join_causal,
+        to_convention,
+        window_mask,
+    )
     from mha.spec.problem import Problem
-    from mha.spec.protocols import Attention, CacheEditor, Decoder, Differentiable, Implementation, Output
+    from mha.spec.protocols import (
+        Attention,
+        CacheEditor,
+        Decoder,
+        Differentiable,
+        Implementation,
+        Output,
+    )
     from mha.spec.rounding import Rounding
     from mha.spec.scores import Alibi, Lse, Options, Scores, Window
     from mha.spec.sharding import Sharded, positions
@@ -66,9 +82,23 @@ else:
         "clauses": ("CLAUSES", "Clause", "Level"),
         "config": ("Config",),
         "forward": ("Expected", "oracle"),
-        "masks": ("MaskConvention", "alibi_bias", "causal_mask", "join_causal", "to_convention", "window_mask"),
+        "masks": (
+            "MaskConvention",
+            "alibi_bias",
+            "causal_mask",
+            "join_causal",
+            "to_convention",
+            "window_mask",
+        ),
         "problem": ("Problem",),
-        "protocols": ("Attention", "CacheEditor", "Decoder", "Differentiable", "Implementation", "Output"),
+        "protocols": (
+            "Attention",
+            "CacheEditor",
+            "Decoder",
+            "Differentiable",
+            "Implementation",
+            "Output",
+        ),
         "rounding": ("Rounding",),
         "scores": ("Alibi", "Lse", "Options", "Scores", "Window"),
         "sharding": ("Sharded", "positions"),

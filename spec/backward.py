@@ -1,7 +1,7 @@
 """The expected gradients of multi-head attention in float64, each number with its error bound.
 
-The formulas are written out, not taken from autograd: they share no code with what they judge. Y = C W_o^T + b_o is the
-output, C = [o_1 ... o_H] the contexts side by side, and dX the gradient of X:
+The formulas are written out, not taken from autograd: they share no code with what they judge. Y =
+C W_o^T + b_o is the output, C = [o_1 ... o_H] the contexts side by side, and dX the gradient of X:
 
     dW_o = dY^T C    db_o = sum dY    dC = dY W_o
     dV = P^T dC      dP = dC V^T      D = rowsum(P dP) = dC.o      dS = P (dP - D)
@@ -18,11 +18,13 @@ Assumptions, in addition to those of `mha.spec.core`:
 - Projections are applied one after the other. If two are multiplied into one, such as W_o W_v, gradients may round
   differently.
 
-Keys may be without their bias, as in the core: the rows of dS sum to 0, so dQ = tau dS K = tau dS K'. The error of dS
-is multiplied by the key that there is, and rad dQ is the larger one of the two forms.
+Keys may be without their bias, as in the core: the rows of dS sum to 0, so dQ = tau dS K = tau dS
+K'. The error of dS is multiplied by the key that there is, and rad dQ is the larger one of the two
+forms.
 
-Sources: Vaswani et al. 2017, equation 1, differentiated; Dao et al. 2022, appendix B; Higham, Accuracy and Stability of
-Numerical Algorithms, 2nd ed., 2002, chapter 3. The symbols are those of `mha.spec.core`; rad X is the error of X.
+Sources: Vaswani et al. 2017, equation 1, differentiated; Dao et al. 2022, appendix B; Higham,
+Accuracy and Stability of Numerical Algorithms, 2nd ed., 2002, chapter 3. The symbols are those of
+`mha.spec.core`; rad X is the error of X.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ from mha.spec.problem import INPUTS, Problem
 from mha.spec.scores import Lse
 from mha.spec.softmax import normaliser_error
 
-# Roundings of dP and of D on their way to dS: at most four operations (the backward pass of exp, sum and division), and
-# two exponentials of 2 u each where exp and log_softmax take their own.
+# Roundings of dP and of D on their way to dS: at most four operations (the backward pass of exp,
+# sum and division), and two exponentials of 2 u each where exp and log_softmax take their own.
 SOFTMAX_STEPS = 8
 
 
@@ -51,7 +53,8 @@ SOFTMAX_STEPS = 8
 class _Partial:
     """The gradient of the result of a projection, (B, length, m).
 
-    size: the sum of the magnitudes of its parts, to which rounding is relative where they are added up later.
+    size: the sum of the magnitudes of its parts, to which rounding is relative where they are added
+    up later.
     """
 
     ball: Ball
@@ -66,9 +69,10 @@ class _Core:
     """What the backward pass of the core starts from.
 
     weights: P, (B, H, L, S), 0 where not allowed, with the error of those that are recomputed.
-    value: V, (B, H, S, d_k). context: o, and d_context: dC, (B, H, L, d_k). allowed: boolean (B, H, L, S).
-    drift: the relative error that the weights of a row share, (B, H, L, 1). d_lse: the gradient of the log-sum-exp of
-    each row, (B, H, L, 1), or None. sunk: whether there are sinks.
+    value: V, (B, H, S, d_k). context: o, and d_context: dC, (B, H, L, d_k). allowed: boolean (B, H,
+        L, S).
+    drift: the relative error that the weights of a row share, (B, H, L, 1). d_lse: the gradient of
+        the log-sum-exp of each row, (B, H, L, 1), or None. sunk: whether there are sinks.
     """
 
     weights: Ball
@@ -101,12 +105,14 @@ def gradients(
     expected: Expected | None = None,
     upstream_lse: Tensor | None = None,
 ) -> dict[str, Ball]:
-    """Differentiate sum(output * upstream) with respect to inputs, weights, a float mask and sinks, by name.
+    """Differentiate sum(output * upstream) with respect to inputs, weights, a float mask and sinks,
+    by name.
 
-    upstream: dY, of the shape of the output, exact; 0 for queries with an empty row in some head, unless
-    `claims.empty_row` is "zeros".
+    upstream: dY, of the shape of the output, exact; 0 for queries with an empty row in some head,
+        unless `claims.empty_row` is "zeros".
     expected: the result of `oracle` for the problem and the claims, if it is at hand.
-    upstream_lse: (B, H, L), exact; sum(lse * upstream_lse) is added to what is differentiated. 0 for empty rows.
+    upstream_lse: (B, H, L), exact; sum(lse * upstream_lse) is added to what is differentiated. 0
+        for empty rows.
     Inputs that are one tensor have a gradient each: see `sum_shared`.
 
     >>> from mha.spec import Config, Weights
@@ -122,7 +128,10 @@ def gradients(
     config, given, tau = problem.config, problem.weights, problem.scale(claims)
     precision = Precision.of(problem.query.dtype, claims.rounding)
     # Partial sums of weights are of each item, and of each rank's part of it.
-    units, batch = precision.units, problem.shape[0] * precision.rounding.ranks + precision.rounding.reductions
+    units, batch = (
+        precision.units,
+        problem.shape[0] * precision.rounding.ranks + precision.rounding.reductions,
+    )
     # dW_o = dY^T C, db_o = sum dY, dC = dY W_o
     context = Ball(expected.context.mid.nan_to_num(nan=0.0), expected.context.rad)
     exact = Ball.exact(upstream)
@@ -133,7 +142,9 @@ def gradients(
         terms = config.d_model + config.n_heads
         pieces = config.n_heads + precision.rounding.reductions
         d_context = _input_gradient(arriving, given.w_o, terms, pieces, units)
-    core = _core_of(problem, claims, expected, _split(context, config), _split(d_context, config), precision)
+    core = _core_of(
+        problem, claims, expected, _split(context, config), _split(d_context, config), precision
+    )
     if upstream_lse is not None:
         # That of the natural log-sum-exp
         d_lse = upstream_lse.double() / (claims.lse or Lse()).log_base
@@ -151,7 +162,8 @@ def gradients(
 
 
 def sum_shared(problem: Problem, found: dict[str, Ball]) -> dict[str, Ball]:
-    """Add up the gradients of inputs that are one tensor, under the first of their names, as autograd does.
+    """Add up the gradients of inputs that are one tensor, under the first of their names, as
+    autograd does.
 
     found: the result of `gradients` for the problem. Its radii cover the roundings of these sums.
 
@@ -164,7 +176,11 @@ def sum_shared(problem: Problem, found: dict[str, Ball]) -> dict[str, Ball]:
     summed = dict(found)
     for place, name in enumerate(INPUTS):
         for other in INPUTS[place + 1 :]:
-            if name in summed and other in summed and getattr(problem, name) is getattr(problem, other):
+            if (
+                name in summed
+                and other in summed
+                and getattr(problem, name) is getattr(problem, other)
+            ):
                 first, second = summed[name], summed.pop(other)
                 summed[name] = Ball(first.mid + second.mid, first.rad + second.rad)
     return summed
@@ -177,17 +193,26 @@ def _split(joined: Ball, config: Config) -> Ball:
 
 
 def _core_of(
-    problem: Problem, claims: Claims, expected: Expected, context: Ball, d_context: Ball, precision: Precision
+    problem: Problem,
+    claims: Claims,
+    expected: Expected,
+    context: Ball,
+    d_context: Ball,
+    precision: Precision,
 ) -> _Core:
     """Return the inputs of the backward pass of the core; extra keys are allowed to every query."""
     extended = expected.key.mid.shape[2]
-    allowed = torch.nn.functional.pad(problem.allowed(claims.alignment), (0, extended - problem.shape[3]), value=True)
+    allowed = torch.nn.functional.pad(
+        problem.allowed(claims.alignment), (0, extended - problem.shape[3]), value=True
+    )
     u_a, merges = precision.softmax.accumulate, precision.rounding.merges
     weights, drift = expected.weights, normaliser_error(expected.max_score, extended, u_a, merges)
     if expected.of_sinks is not None:
         weights = Ball.joined([weights, expected.of_sinks], 3)
     if claims.empty_row != "zeros":
-        weights = Ball(weights.mid.masked_fill(~allowed, 0.0), weights.rad.masked_fill(~allowed, 0.0))
+        weights = Ball(
+            weights.mid.masked_fill(~allowed, 0.0), weights.rad.masked_fill(~allowed, 0.0)
+        )
     # rad P += drift (|P| + rad P), where P is recomputed
     weights = Ball(weights.mid, weights.rad + drift * weights.size)
     sunk = expected.of_sinks is not None
@@ -205,8 +230,8 @@ def _score_gradients_in_blocks(core: _Core, precision: Precision) -> Ball:
 def _score_gradients(core: _Core, precision: Precision) -> Ball:
     """Return dS = P (dP - D), (B, H, L, S), where dP = dC V^T and D = rowsum(P dP) = dC.o.
 
-    The error of dP - D is small where values are near the context, as far as it comes from the weights: sum_l P_l dP_l
-    errs by dC.(sum_l P_l v_l - o), which the context's own radius bounds.
+    The error of dP - D is small where values are near the context, as far as it comes from the
+    weights: sum_l P_l dP_l errs by dC.(sum_l P_l v_l - o), which the context's own radius bounds.
     """
     softmax, value, d_context, context = precision.softmax, core.value, core.d_context, core.context
     p, p_size, width = core.weights.mid, core.weights.size, core.value.mid.shape[-1]
@@ -223,7 +248,8 @@ def _score_gradients(core: _Core, precision: Precision) -> Ball:
     # D = dC.o;  reach = (1 + r) rad o + r sum_l |P_l| |v_l|: the products round, in either form
     d = (d_context.mid * context.mid).sum(-1, keepdim=True)
     reach = (1 + relative) * context.rad + relative * (p_size @ value.size)
-    # rad D = a + gamma(n + 1) sum_l |P_l| |dP_l| + (u + drift) (|D| + a) + lost, a = rad dC.|o| + (|dC| + rad dC).reach
+    # rad D = a + gamma(n + 1) sum_l |P_l| |dP_l| + (u + drift) (|D| + a) + lost, a = rad dC.|o| +
+    # (|dC| + rad dC).reach
     rad_d = (d_context.rad * context.mid.abs() + d_context.size * reach).sum(-1, keepdim=True)
     total = (p_size * size).sum(-1, keepdim=True)
     rad_d = rad_d + gamma * total + (u + core.drift) * (d.abs() + rad_d) + lost
@@ -231,8 +257,8 @@ def _score_gradients(core: _Core, precision: Precision) -> Ball:
     largest = (size * core.allowed).amax(-1, keepdim=True) if core.sunk and size.shape[-1] else 0.0
     size = size + (d.abs() + rad_d)
     if core.sunk:
-        # Of parts that are merged, one without the sink may have a context that is far larger than the row's, and
-        # D of its own: + max_l |dP_l|.
+        # Of parts that are merged, one without the sink may have a context that is far larger than
+        # the row's, and D of its own: + max_l |dP_l|.
         size = size + largest
     difference = d_p.mid - d
     if core.d_lse is not None:
@@ -242,16 +268,20 @@ def _score_gradients(core: _Core, precision: Precision) -> Ball:
     # rad dS = rad P (|dP - D| + rad (dP - D)) + P rad (dP - D) + lost
     rad = core.weights.rad * (difference.abs() + rad_difference) + p * rad_difference + lost
     if p.shape[-1]:
-        # The maximum of a row, where it is differentiated, gets rowsum(dS), which is 0 except for rounding.
+        # The maximum of a row, where it is differentiated, gets rowsum(dS), which is 0 except for
+        # rounding.
         row_sum = (3 * gamma + SOFTMAX_STEPS * u) * (p_size * size).sum(-1, keepdim=True)
         rad = rad + row_sum * (p_size >= (p - core.weights.rad).amax(-1, keepdim=True))
     return Ball(p * difference, rad.masked_fill(~core.allowed, 0.0))
 
 
-def _added_gradients(problem: Problem, of_bias: Ball, of_sum: Ball, allowed: Tensor, units: Units) -> dict[str, Ball]:
+def _added_gradients(
+    problem: Problem, of_bias: Ball, of_sum: Ball, allowed: Tensor, units: Units
+) -> dict[str, Ball]:
     """Return the gradients of a float mask and of the sinks, which are added to scores, by name.
 
-    of_bias: the gradient of the sum of scores and mask, (B, H, L, S). of_sum: that of what the softmax gets.
+    of_bias: the gradient of the sum of scores and mask, (B, H, L, S). of_sum: that of what the
+    softmax gets.
     """
     found, keys = dict[str, Ball](), slice(problem.shape[3])
     if problem.mask is not None and problem.mask.is_floating_point():
@@ -264,7 +294,9 @@ def _added_gradients(problem: Problem, of_bias: Ball, of_sum: Ball, allowed: Ten
 
 
 def _times(one: Ball, other: Ball, relative: float) -> Ball:
-    """Return the product of two balls, element by element, with a relative error; 0 where one is exactly 0."""
+    """Return the product of two balls, element by element, with a relative error; 0 where one is
+    exactly 0.
+    """
     rad = one.rad * other.size + one.mid.abs() * other.rad
     mid = one.mid * other.mid
     return Ball(mid, rad + relative * (mid.abs() + rad))
@@ -281,21 +313,30 @@ def _mask_gradient(d_scores: Ball, mask: Tensor, allowed: Tensor, units: Units) 
 
 
 def _head_gradients(
-    problem: Problem, expected: Expected, core: _Core, d_scores: Ball, tau: float, precision: Precision
+    problem: Problem,
+    expected: Expected,
+    core: _Core,
+    d_scores: Ball,
+    tau: float,
+    precision: Precision,
 ) -> dict[str, _Partial]:
-    """Return dQ = tau dS K, dK = tau dS^T Q and dV = P^T dC, by input, heads joined, (B, length, heads * d_k)."""
+    """Return dQ = tau dS K, dK = tau dS^T Q and dV = P^T dC, by input, heads joined, (B, length,
+    heads * d_k).
+    """
     config, units = problem.config, precision.units
     repeats = config.n_heads // config.kv_heads
     n_query, n_key = (core.allowed.sum(dim).unsqueeze(-1).double() for dim in (3, 2))
     if repeats > 1:
         n_key = n_key.unflatten(1, (-1, repeats)).sum(2).repeat_interleave(repeats, 1) + repeats
-    # gamma(n + 5) (+) e_p (+) max(1, pre) u_s: four roundings make tau, one multiplies by it; dS is cast, or a q or k
-    # that was scaled before the product was rounded then.
+    # gamma(n + 5) (+) e_p (+) max(1, pre) u_s: four roundings make tau, one multiplies by it; dS is
+    # cast, or a q or k that was scaled before the product was rounded then.
     scaling = max(1, precision.rounding.scaling_roundings) * units.store
     # Parts of each rank: (+) (1 + u_s - u_a)^t - 1, for t others, and 2 t eta_s more
     others = precision.rounding.reductions + precision.rounding.ranks - 1
     parted = units.stores(others)
-    of_query, of_key = (compound(units.of_products(n + 5), scaling, parted) for n in (n_query, n_key))
+    of_query, of_key = (
+        compound(units.of_products(n + 5), scaling, parted) for n in (n_query, n_key)
+    )
     of_value = compound(units.of_products(n_key + 1), parted)
     # dS may be stored again once it is scaled: |tau| rad dS += eta_s
     scaled_lost = units.subnormal / abs(tau) if tau else 0.0
@@ -308,17 +349,25 @@ def _head_gradients(
         "key": _product(d_scores.mT, expected.query, of_key, tau, units, lost),
         "value": _product(core.weights.mT, core.d_context, of_value, 1.0, units, lost),
     }
-    return {name: _join(part, 1 if name == "query" else repeats, units) for name, part in parts.items()}
+    return {
+        name: _join(part, 1 if name == "query" else repeats, units) for name, part in parts.items()
+    }
 
 
 def _product(a: Ball, b: Ball, relative: Tensor, tau: float, units: Units, lost: float) -> Ball:
-    """Return tau a @ b, stored; relative: error of each product in a row of a. lost: what parts of it lose."""
+    """Return tau a @ b, stored; relative: error of each product in a row of a. lost: what parts of
+    it lose.
+    """
     result = a.times(b, relative)
-    return Ball(tau * result.mid, abs(tau) * result.rad + (a.mid.shape[-1] + 1) * units.flush + lost).stored(units)
+    return Ball(
+        tau * result.mid, abs(tau) * result.rad + (a.mid.shape[-1] + 1) * units.flush + lost
+    ).stored(units)
 
 
 def _join(heads: Ball, repeats: int, units: Units) -> _Partial:
-    """Add up the repeats of each key/value head and join the heads: (B, H, length, d_k) to (B, length, heads * d_k)."""
+    """Add up the repeats of each key/value head and join the heads: (B, H, length, d_k) to (B,
+    length, heads * d_k).
+    """
     size = heads.size
     if repeats > 1:
         # rad += repeats u_s sum (|x| + rad x) + eta_s
@@ -332,14 +381,18 @@ def _join(heads: Ball, repeats: int, units: Units) -> _Partial:
 def _projection_gradients(
     problem: Problem, name: str, part: _Partial, allowed: Tensor, precision: Precision
 ) -> dict[str, Ball]:
-    """Return the gradients of an input, of its projection, and of an extra key or value, by name, from dQ, dK or dV."""
+    """Return the gradients of an input, of its projection, and of an extra key or value, by name,
+    from dQ, dK or dV.
+    """
     config, role, source, found = problem.config, name[0], getattr(problem, name), {}
     repeats = 1 if name == "query" else config.n_heads // config.kv_heads
     units, (batch, _, queries, keys) = precision.units, problem.shape
     if part.size.shape[1] > source.shape[1]:
         if config.bias_kv:
             extra = part[:, keys : keys + 1]
-            found[f"extra_{role}"] = _bias_gradient(extra, batch * queries + batch * repeats, batch * repeats, units)
+            found[f"extra_{role}"] = _bias_gradient(
+                extra, batch * queries + batch * repeats, batch * repeats, units
+            )
         part = part[:, :keys]
     # Exactly 0 for a query without keys, and for a key that no query may attend to.
     unused = ~allowed.any(1).any(2 if name == "query" else 1)[:, : source.shape[1], None]
@@ -347,8 +400,11 @@ def _projection_gradients(
         return {name: Ball(part.ball.mid, part.ball.rad.masked_fill(unused, 0.0))}
     # dW = dX^T x, db = sum dX, partial sums for each item, repeat and rank
     pieces = batch * repeats * precision.rounding.ranks + precision.rounding.reductions
-    found[f"w_{role}"], found[f"b_{role}"] = _weight_gradients(part, Ball.exact(source), pieces, units)
-    # dx = dX W. One product may hold all projections of one tensor, and autograd may add them up head by head.
+    found[f"w_{role}"], found[f"b_{role}"] = _weight_gradients(
+        part, Ball.exact(source), pieces, units
+    )
+    # dx = dX W. One product may hold all projections of one tensor, and autograd may add them up
+    # head by head.
     sharing = sum(getattr(problem, other) is source for other in INPUTS)
     terms = sharing * (max(config.inner_width, config.context_width) + config.n_heads)
     pieces = sharing * config.n_heads + precision.rounding.reductions
@@ -364,17 +420,23 @@ def _input_gradient(d_y: _Partial, weight: Tensor, terms: int, pieces: int, unit
     # rad dx = (rad dy + r size) |W| + terms eta_a + pieces eta_s, where r is the error of the sum
     matrix = weight.detach().double()
     relative = units.partial_sums(terms, pieces)
-    rad = (d_y.ball.rad + relative * d_y.size) @ matrix.abs() + terms * units.flush + pieces * units.subnormal
+    rad = (
+        (d_y.ball.rad + relative * d_y.size) @ matrix.abs()
+        + terms * units.flush
+        + pieces * units.subnormal
+    )
     return Ball(d_y.ball.mid @ matrix, rad).stored(units)
 
 
 def _weight_gradients(d_y: _Partial, x: Ball, pieces: int, units: Units) -> tuple[Ball, Ball]:
-    """Return dW = dy^T x, (m, n), and db = sum dy, (m,), of a projection with the input x, (B, length, n).
+    """Return dW = dy^T x, (m, n), and db = sum dy, (m,), of a projection with the input x, (B,
+    length, n).
 
     The sums run over B * length. pieces: how many partial sums are stored.
     """
     ball, size, x = d_y.ball.flatten(0, 1), d_y.size.flatten(0, 1), x.flatten(0, 1)
-    # rad dW = |dy|^T rad x + (rad dy + r size)^T (|x| + rad x) + t eta_a + pieces eta_s, for t terms
+    # rad dW = |dy|^T rad x + (rad dy + r size)^T (|x| + rad x) + t eta_a + pieces eta_s, for t
+    # terms
     terms = ball.mid.shape[0] + pieces
     relative = units.partial_sums(terms, pieces)
     spread, lost = (ball.rad + relative * size).mT, terms * units.flush + pieces * units.subnormal
@@ -383,7 +445,9 @@ def _weight_gradients(d_y: _Partial, x: Ball, pieces: int, units: Units) -> tupl
 
 
 def _bias_gradient(d_y: _Partial, terms: int, pieces: int, units: Units) -> Ball:
-    """Return the sum of (B, length, m) over B * length, a sum of `terms` terms of which `pieces` parts are stored."""
+    """Return the sum of (B, length, m) over B * length, a sum of `terms` terms of which `pieces`
+    parts are stored.
+    """
     ball, size = d_y.ball.flatten(0, 1), d_y.size.flatten(0, 1)
     relative = units.partial_sums(terms, pieces)
     lost = terms * units.flush + pieces * units.subnormal

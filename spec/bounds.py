@@ -1,7 +1,8 @@
 """Rounding: the unit roundoffs of a dtype, and numbers that carry a bound on their error.
 
-Sources: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 2002, chapters 2 and 3; midpoint-radius
-arithmetic as in Arb (Johansson 2017), with radii in float64. No constant here is tuned.
+Sources: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 2002, chapters 2 and 3;
+midpoint-radius arithmetic as in Arb (Johansson 2017), with radii in float64. No constant here is
+tuned.
 """
 
 from __future__ import annotations
@@ -28,12 +29,17 @@ MOST_DISTANCES = 1 << 18
 class Units:
     """The roundoffs of one dtype, and its range.
 
-    accumulate: u_a, unit roundoff of the accumulator, plus that of the oracle, which computes in float64 itself.
+    accumulate: u_a, unit roundoff of the accumulator, plus that of the oracle, which computes in
+        float64 itself.
     store: u_s, unit roundoff of the dtype itself, plus the oracle's.
-    subnormal: eta_s, half the smallest subnormal of the dtype: the error of storing a number that underflows.
-    flush: eta_a, the smallest normal number of the accumulator: smaller results may be flushed to zero.
-    largest: the largest number of the dtype, if results of ordinary size may exceed it (float16), else infinity.
-    product: relative error of a product, if its factors are rounded before they are multiplied (`Rounding.products`).
+    subnormal: eta_s, half the smallest subnormal of the dtype: the error of storing a number that
+        underflows.
+    flush: eta_a, the smallest normal number of the accumulator: smaller results may be flushed to
+        zero.
+    largest: the largest number of the dtype, if results of ordinary size may exceed it (float16),
+        else infinity.
+    product: relative error of a product, if its factors are rounded before they are multiplied
+        (`Rounding.products`).
     limbs: how many products stand for one then.
 
     >>> units_of(torch.bfloat16).store > units_of(torch.float32).store == units_of(torch.bfloat16).accumulate
@@ -49,7 +55,8 @@ class Units:
     limbs: int = 1
 
     def gamma(self, terms: int) -> float:
-        """Return n u_a / (1 - n u_a), the relative error of a sum of n terms in any order; infinite if n u_a >= 1.
+        """Return n u_a / (1 - n u_a), the relative error of a sum of n terms in any order; infinite
+        if n u_a >= 1.
 
         Source: Higham 2002, lemma 3.1 and section 3.1.
 
@@ -60,7 +67,8 @@ class Units:
         return error / (1 - error) if error < 1 else float("inf")
 
     def partial_sums(self, terms: int, pieces: int) -> float:
-        """Return the relative error of a sum of n products, `pieces` of whose partial sums are stored.
+        """Return the relative error of a sum of n products, `pieces` of whose partial sums are
+        stored.
 
         >>> units_of(torch.float32).partial_sums(8, 4) == units_of(torch.float32).gamma(8)
         True
@@ -69,7 +77,8 @@ class Units:
         return compounded(self.products(terms), self.stores(pieces))
 
     def products(self, terms: int) -> float:
-        """Return the relative error of a sum of n products in any order, whose factors may be rounded first.
+        """Return the relative error of a sum of n products in any order, whose factors may be
+        rounded first.
 
         >>> units_of(torch.float32, Rounding(products="tf32")).products(8) > 2**-9
         True
@@ -78,7 +87,8 @@ class Units:
         return compounded(self.gamma(self.limbs * terms), self.product)
 
     def stores(self, pieces: int) -> float:
-        """Return what it adds to the relative error of a sum that so many partial sums on the way are stored.
+        """Return what it adds to the relative error of a sum that so many partial sums on the way
+        are stored.
 
         >>> units_of(torch.float32).stores(4), units_of(torch.bfloat16).stores(1) > 0.003
         (0.0, True)
@@ -111,12 +121,16 @@ class Units:
         >>> double.coarser(single).accumulate == single.accumulate
         True
         """
-        worst = {field.name: max(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        worst = {
+            field.name: max(getattr(self, field.name), getattr(other, field.name))
+            for field in fields(self)
+        }
         return Units(**worst | {"largest": min(self.largest, other.largest)})
 
 
 def units_of(dtype: torch.dtype, rounding: Rounding | None = None) -> Units:
-    """Return the roundoffs with which an implementation may compute in a dtype; see `mha.spec.dtypes`.
+    """Return the roundoffs with which an implementation may compute in a dtype; see
+    `mha.spec.dtypes`.
 
     rounding: what it declares; None for operations that round to nearest.
 
@@ -142,7 +156,9 @@ def units_of(dtype: torch.dtype, rounding: Rounding | None = None) -> Units:
 
 
 def _product_error(rounding: Rounding) -> tuple[float, int]:
-    """Return e_p, the relative error of a product of two numbers of float32 that are rounded first, and `limbs`."""
+    """Return e_p, the relative error of a product of two numbers of float32 that are rounded first,
+    and `limbs`.
+    """
     bfloat16 = torch.finfo(torch.bfloat16).eps / (2 if rounding.mode == "nearest" else 1)
     if rounding.products == "bf16x3":
         # x = x_1 + x_2 + r with |x_2| <= u (1 + u) |x| and |r| <= u^2 |x|, and x_2 y_2 is left out.
@@ -153,7 +169,8 @@ def _product_error(rounding: Rounding) -> tuple[float, int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ball:
-    """Numbers known up to an error: each exact value is within `rad` of `mid`. Both are float64, of one shape.
+    """Numbers known up to an error: each exact value is within `rad` of `mid`. Both are float64, of
+    one shape.
 
     >>> Ball(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0])).size
     tensor([1.5000, 2.0000])
@@ -175,7 +192,10 @@ class Ball:
     @staticmethod
     def joined(parts: Sequence[Ball], dim: int) -> Ball:
         """Join balls along a dimension."""
-        return Ball(torch.cat([part.mid for part in parts], dim), torch.cat([part.rad for part in parts], dim))
+        return Ball(
+            torch.cat([part.mid for part in parts], dim),
+            torch.cat([part.rad for part in parts], dim),
+        )
 
     def flatten(self, start: int, end: int = -1) -> Ball:
         """Join the dimensions from `start` to `end`."""
@@ -190,7 +210,9 @@ class Ball:
         return Ball(self.mid, self.rad.masked_fill(self.mid.isnan(), 0.0))
 
     def covering(self, other: Ball) -> Ball:
-        """Return the same numbers, with the larger radius of the two: the other are equal to them on paper."""
+        """Return the same numbers, with the larger radius of the two: the other are equal to them
+        on paper.
+        """
         return Ball(self.mid, torch.maximum(self.rad, other.rad))
 
     @property
@@ -226,13 +248,18 @@ class Ball:
         tensor([0.0005,    inf], dtype=torch.float64)
         """
         # rad += u_s (|x| + rad x) + eta_s
-        rad = (self.rad * (1 + units.store)).add_(self.mid.abs(), alpha=units.store).add_(units.subnormal)
+        rad = (
+            (self.rad * (1 + units.store))
+            .add_(self.mid.abs(), alpha=units.store)
+            .add_(units.subnormal)
+        )
         if units.largest < float("inf"):
             rad = rad.masked_fill(self.size >= units.largest, float("inf"))
         return Ball(self.mid, rad.nan_to_num(nan=float("inf"), posinf=float("inf")))
 
     def quantised(self, dtype: torch.dtype, units: Units) -> Ball:
-        """Round to a float8 dtype with a scale, and then to the storage dtype; see `Rounding.heads_stored`.
+        """Round to a float8 dtype with a scale, and then to the storage dtype; see
+        `Rounding.heads_stored`.
 
         >>> Ball.exact(torch.tensor([1.0])).quantised(torch.float8_e5m2, units_of(torch.float32)).rad
         tensor([0.1250], dtype=torch.float64)
@@ -246,14 +273,18 @@ class Ball:
 
 @dataclass(frozen=True, slots=True)
 class ScaledUnits:
-    """The roundoffs of a float8 dtype whose numbers are scaled. store: u_8. subnormal: as in `Units`, scaled."""
+    """The roundoffs of a float8 dtype whose numbers are scaled. store: u_8. subnormal: as in
+    `Units`, scaled.
+    """
 
     store: float
     subnormal: float
 
     @staticmethod
     def of(dtype: torch.dtype, size: Tensor) -> ScaledUnits:
-        """Return those for numbers of these magnitudes, with a scale of at most twice what the largest one needs."""
+        """Return those for numbers of these magnitudes, with a scale of at most twice what the
+        largest one needs.
+        """
         info, largest = torch.finfo(dtype), float(size.amax()) if size.numel() else 0.0
         return ScaledUnits(info.eps / 2, 2 * largest / info.max * info.tiny * info.eps / 2)
 
@@ -268,7 +299,8 @@ def compounded(one: float, other: float) -> float:
 
 
 def compound(first: Tensor, *others: Tensor | float) -> Tensor:
-    """Return the relative error of a product of factors with these relative errors: (1 + a)(1 + b)... - 1.
+    """Return the relative error of a product of factors with these relative errors: (1 + a)(1 +
+    b)... - 1.
 
     >>> compound(torch.tensor(0.5), 1.0)
     tensor(2.)
@@ -288,12 +320,21 @@ def row_max(x: Tensor) -> Tensor:
     return x.amax(-1) if x.shape[-1] else x.sum(-1)
 
 
-def affine(x: Ball, weight: Tensor, bias: Tensor | None, units: Units, rounded: bool = False, others: int = 0) -> Ball:
-    """Return y = x W^T + b, (..., m), computed in the accumulator and stored, before the bias is added too.
+def affine(
+    x: Ball,
+    weight: Tensor,
+    bias: Tensor | None,
+    units: Units,
+    rounded: bool = False,
+    others: int = 0,
+) -> Ball:
+    """Return y = x W^T + b, (..., m), computed in the accumulator and stored, before the bias is
+    added too.
 
     x: (..., n). weight: W, (m, n), and bias: b, (m,), or None, both exact.
-    rounded: whether x, W and b are first rounded to the storage dtype, as under autocast. others: to how many parts of
-    the sum that are stored as well a stored one is added; the bias may be shared out among them.
+    rounded: whether x, W and b are first rounded to the storage dtype, as under autocast. others:
+        to how many parts of the sum that are stored as well a stored one is added; the bias may be
+        shared out among them.
 
     >>> y = affine(Ball.exact(torch.ones(2)), torch.ones(3, 2), torch.ones(3), units_of(torch.float32))
     >>> y.mid, bool((y.rad < 1e-5).all())
@@ -303,36 +344,51 @@ def affine(x: Ball, weight: Tensor, bias: Tensor | None, units: Units, rounded: 
 
 
 def affine_forms(
-    x: Ball, weight: Tensor, bias: Tensor | None, units: Units, rounded: bool = False, others: int = 0
+    x: Ball,
+    weight: Tensor,
+    bias: Tensor | None,
+    units: Units,
+    rounded: bool = False,
+    others: int = 0,
 ) -> tuple[Ball, ...]:
     """Return x W^T and, if there is a bias, y; see `affine`."""
     x = x.stored(units) if rounded else x
     matrix = weight.detach().double()
-    # rad = (rad x + r (|x| + rad x)) |W|^T + (n + 1) eta_a, with r = gamma(n + 1), and u_s where W is rounded
+    # rad = (rad x + r (|x| + rad x)) |W|^T + (n + 1) eta_a, with r = gamma(n + 1), and u_s where W
+    # is rounded
     terms = matrix.shape[1] + 1
-    # r (+)= (1 + u_s - u_a)^(t + 1) - 1, and 2 (t + 1) eta_s more, for t other parts: a share of the bias is stored too
+    # r (+)= (1 + u_s - u_a)^(t + 1) - 1, and 2 (t + 1) eta_s more, for t other parts: a share of
+    # the bias is stored too
     stores = others + 1 if others else 0
     relative = units.partial_sums(terms, stores) + (units.store if rounded else 0.0)
     lost = terms * units.flush + 2 * stores * units.subnormal
     spread = (x.rad * (1 + relative)).add_(x.mid.abs(), alpha=relative)
     product = Ball(linear(x.mid, matrix), linear(spread, matrix.abs()).add_(lost))
     if stores and units.largest < float("inf"):
-        overflows = linear(x.size, matrix.abs()) + (0.0 if bias is None else bias.detach().abs()) >= units.largest
+        overflows = (
+            linear(x.size, matrix.abs()) + (0.0 if bias is None else bias.detach().abs())
+            >= units.largest
+        )
         product = Ball(product.mid, product.rad.masked_fill(overflows, float("inf")))
     product = product.stored(units)
     if bias is None:
         return (product,)
-    # torch's own linear layer stores the product first if its input is not dense. Then rad += r |b|.
+    # torch's own linear layer stores the product first if its input is not dense. Then rad += r
+    # |b|.
     shift = bias.detach().double()
-    return product, Ball(product.mid + shift, product.rad.add(shift.abs(), alpha=relative)).stored(units)
+    return product, Ball(product.mid + shift, product.rad.add(shift.abs(), alpha=relative)).stored(
+        units
+    )
 
 
 def weighted_distance(excess: Tensor, value: Tensor, context: Tensor) -> Tensor:
-    """Return sum_j excess_j |v_j - o|, (B, H, L, d), for excess (B, H, L, S), value (B, H, S, d), context (B, H, L, d).
+    """Return sum_j excess_j |v_j - o|, (B, H, L, d), for excess (B, H, L, S), value (B, H, S, d),
+    context (B, H, L, d).
 
-    Errors of the weights move a context only as far as the values differ from it, since sum_j p_j (v_j - o) = 0. With
-    more than `MOST_DISTANCES` terms, it returns a bound by the Cauchy-Schwarz inequality, in a tenth of the time: it is
-    1.3 times as large for normal values and equal weights, and up to 6 times where one key has most of the weight.
+    Errors of the weights move a context only as far as the values differ from it, since sum_j p_j
+    (v_j - o) = 0. With more than `MOST_DISTANCES` terms, it returns a bound by the Cauchy-Schwarz
+    inequality, in a tenth of the time: it is 1.3 times as large for normal values and equal
+    weights, and up to 6 times where one key has most of the weight.
 
     >>> equal = torch.ones(1, 1, 2, 1)
     >>> weighted_distance(torch.ones(1, 1, 1, 2), equal, equal[:, :, :1])
@@ -342,7 +398,8 @@ def weighted_distance(excess: Tensor, value: Tensor, context: Tensor) -> Tensor:
     if value.numel() * excess.shape[2] <= MOST_DISTANCES:
         distance = (value.unsqueeze(2) - context.unsqueeze(3)).abs_()
         return (excess.unsqueeze(3) @ distance).squeeze(3)
-    # sqrt(sum_j e_j sum_j e_j (v_j - o)^2), around the mean value, so that little is lost in the difference of squares
+    # sqrt(sum_j e_j sum_j e_j (v_j - o)^2), around the mean value, so that little is lost in the
+    # difference of squares
     centre = value.mean(2, keepdim=True)
     v, o, total = value - centre, context - centre, excess.sum(-1, keepdim=True)
     of_values, of_context = excess @ v.square(), total * o.square()

@@ -35,7 +35,9 @@ BIASES: tuple[bool | str, ...] = (
 
 
 def _positive_sizes(name: str, sizes: Collection[int]) -> frozenset[int]:
-    positive = isinstance(sizes, Collection) and all(isinstance(size, int) and size > 0 for size in sizes)
+    positive = isinstance(sizes, Collection) and all(
+        isinstance(size, int) and size > 0 for size in sizes
+    )
     if not sizes or not positive:
         raise ValueError(f"Sizes.{name} must be a set of positive integers, but is {sizes!r}")
     return frozenset(sizes)
@@ -44,8 +46,14 @@ def _positive_sizes(name: str, sizes: Collection[int]) -> frozenset[int]:
 def _positive_pairs(name: str, pairs: Collection[tuple[int, int]]) -> frozenset[tuple[int, int]]:
     are_pairs = [isinstance(pair, tuple) and len(pair) == 2 for pair in pairs]
     sizes = [size for pair in pairs if isinstance(pair, tuple) for size in pair]
-    if not pairs or not all(are_pairs) or not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise ValueError(f"Sizes.{name} must be a set of pairs of positive integers, but is {pairs!r}")
+    if (
+        not pairs
+        or not all(are_pairs)
+        or not all(isinstance(size, int) and size > 0 for size in sizes)
+    ):
+        raise ValueError(
+            f"Sizes.{name} must be a set of pairs of positive integers, but is {pairs!r}"
+        )
     return frozenset(pairs)
 
 
@@ -63,12 +71,14 @@ def smallest_from(sizes: Collection[int], least: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes that an implementation takes, such as those of a kernel. It is not called with others.
+    """The sizes that an implementation takes, such as those of a kernel. It is not called with
+    others.
 
-    n_heads, head_dims: the numbers of heads and the widths of a head; None for any. head_dim_multiple, max_head_dim: of
-        those widths, only multiples of this, and up to this. length_multiple: L and S are multiples of this.
-        max_length: the longest L and S; None for any. head_dim_pairs: the widths (d_k, d_v) of queries and keys and of
-        values, where these may differ; None for any.
+    n_heads, head_dims: the numbers of heads and the widths of a head; None for any.
+        head_dim_multiple, max_head_dim: of those widths, only multiples of this, and up to this.
+        length_multiple: L and S are multiples of this. max_length: the longest L and S; None for
+        any. head_dim_pairs: the widths (d_k, d_v) of queries and keys and of values, where these
+        may differ; None for any.
 
     Raises ValueError for a size that is not positive, and if no width or length is left.
 
@@ -94,38 +104,54 @@ class Sizes:
             if not getattr(self, name) > 0:
                 raise ValueError(f"Sizes.{name} must be positive, but is {getattr(self, name)!r}")
         if self.head_dims is not None and not self._widths:
-            limit = "" if self.max_head_dim is None else f" up to max_head_dim ({self.max_head_dim})"
+            limit = (
+                "" if self.max_head_dim is None else f" up to max_head_dim ({self.max_head_dim})"
+            )
             raise ValueError(
-                f"none of Sizes.head_dims is a multiple of head_dim_multiple ({self.head_dim_multiple}){limit}"
+                "none of Sizes.head_dims is a multiple of head_dim_multiple"
+                f" ({self.head_dim_multiple}){limit}"
             )
         if self.max_head_dim is not None and self.max_head_dim < self.head_dim_multiple:
             raise ValueError(
-                f"Sizes.max_head_dim must be at least head_dim_multiple ({self.head_dim_multiple}), "
-                f"but is {self.max_head_dim}"
+                f"Sizes.max_head_dim must be at least head_dim_multiple ({self.head_dim_multiple}),"
+                f" but is {self.max_head_dim}"
             )
         if self.max_length is not None and self.max_length < self.length_multiple:
             raise ValueError(
-                f"Sizes.max_length must be at least length_multiple ({self.length_multiple}), but is {self.max_length}"
+                f"Sizes.max_length must be at least length_multiple ({self.length_multiple}), but"
+                f" is {self.max_length}"
             )
 
     def refused(self, *, n_heads: int, head_dim: int, lengths: tuple[int, int]) -> str:
         """Return why a call of these sizes is not claimed; empty if it is. lengths: L and S."""
-        for name, size, claimed in (("n_heads", n_heads, self.n_heads), ("head_dim", head_dim, self.head_dims)):
+        for name, size, claimed in (
+            ("n_heads", n_heads, self.n_heads),
+            ("head_dim", head_dim, self.head_dims),
+        ):
             if claimed is not None and size not in claimed:
-                return f"the claims have {name} {' or '.join(map(str, sorted(claimed)))}, not {size}"
+                return (
+                    f"the claims have {name} {' or '.join(map(str, sorted(claimed)))}, not {size}"
+                )
         if head_dim % self.head_dim_multiple:
-            return f"the claims have a head_dim that is a multiple of {self.head_dim_multiple}, not {head_dim}"
+            return (
+                f"the claims have a head_dim that is a multiple of {self.head_dim_multiple}, not"
+                f" {head_dim}"
+            )
         if self.max_head_dim is not None and head_dim > self.max_head_dim:
             return f"the claims have a head_dim up to {self.max_head_dim}, not {head_dim}"
         for length in lengths:
             if length % self.length_multiple:
-                return f"the claims have lengths that are multiples of {self.length_multiple}, not {length}"
+                return (
+                    f"the claims have lengths that are multiples of {self.length_multiple}, not"
+                    f" {length}"
+                )
             if self.max_length is not None and length > self.max_length:
                 return f"the claims have lengths up to {self.max_length}, not {length}"
         return ""
 
     def fit_head_dim(self, width: int) -> int:
-        """Return the smallest claimed width of a head that is at least `width`, or else the largest.
+        """Return the smallest claimed width of a head that is at least `width`, or else the
+        largest.
 
         >>> Sizes(head_dim_multiple=2).fit_head_dim(3)
         4
@@ -134,20 +160,29 @@ class Sizes:
         if self.head_dims is not None:
             return smallest_from(self._widths, width)
         fitted = -(-width // multiple) * multiple
-        return fitted if self.max_head_dim is None else min(fitted, self.max_head_dim // multiple * multiple)
+        return (
+            fitted
+            if self.max_head_dim is None
+            else min(fitted, self.max_head_dim // multiple * multiple)
+        )
 
     @property
     def _widths(self) -> list[int]:
         """Those of `head_dims` that the other fields leave."""
         within = [each for each in self.head_dims or () if each % self.head_dim_multiple == 0]
-        return within if self.max_head_dim is None else [each for each in within if each <= self.max_head_dim]
+        return (
+            within
+            if self.max_head_dim is None
+            else [each for each in within if each <= self.max_head_dim]
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
     """What an implementation claims. A clause that needs more is reported as not claimed.
 
-    projections: it has projections. A kernel has none, and `from_kernel` sets this: its inputs are heads.
+    projections: it has projections. A kernel has none, and `from_kernel` sets this: its inputs are
+    heads.
 
     Inputs:
         cross_attention: key and value may differ from query, and S from L. "memory": but key and value are one tensor.
@@ -255,11 +290,15 @@ class Claims:
 
     @property
     def declares_softmax(self) -> bool:
-        """Whether anything is declared about how the softmax rounds; the default allows for all that is right."""
+        """Whether anything is declared about how the softmax rounds; the default allows for all
+        that is right.
+        """
         return not (self.rounding.softmax_stored and self.rounding.log_normaliser)
 
     def __post_init__(self) -> None:
-        """Turn collections into frozensets; raise ValueError for an unknown value or a contradiction."""
+        """Turn collections into frozensets; raise ValueError for an unknown value or a
+        contradiction.
+        """
         sets: dict[str, tuple[Any, ...]] = {
             "masks": MASK_FORMS,
             "mask_ranks": RANKS,
@@ -274,11 +313,18 @@ class Claims:
             claimed = getattr(self, name)
             is_set = isinstance(claimed, Collection) and not isinstance(claimed, str)
             if not is_set or not all(value in known for value in claimed):
-                raise ValueError(f"Claims.{name} must be a set of {', '.join(map(repr, known))}, but is {claimed!r}")
+                raise ValueError(
+                    f"Claims.{name} must be a set of {', '.join(map(repr, known))}, but is"
+                    f" {claimed!r}"
+                )
             object.__setattr__(self, name, frozenset(claimed))
         sizes = self.world_sizes
-        if not isinstance(sizes, Collection) or not all(type(size) is int and size > 0 for size in sizes):
-            raise ValueError(f"Claims.world_sizes must be a set of positive integers, but is {sizes!r}")
+        if not isinstance(sizes, Collection) or not all(
+            type(size) is int and size > 0 for size in sizes
+        ):
+            raise ValueError(
+                f"Claims.world_sizes must be a set of positive integers, but is {sizes!r}"
+            )
         object.__setattr__(self, "world_sizes", frozenset(sizes))
         self._require_consistency()
         self._require_types()
@@ -293,39 +339,61 @@ class Claims:
         for name, allowed in choices.items():
             value = getattr(self, name)
             if value not in allowed:
-                raise ValueError(f"Claims.{name} must be one of {', '.join(map(repr, allowed))}, but is {value!r}")
+                raise ValueError(
+                    f"Claims.{name} must be one of {', '.join(map(repr, allowed))}, but is"
+                    f" {value!r}"
+                )
 
     def _require_consistency(self) -> None:
         """Raise ValueError for claims that contradict each other."""
         contradictions = {
-            "always_causal needs an alignment, but Claims.causal is None": self.always_causal and self.causal is None,
-            "decodes_ragged needs Claims.decodes, but that is False": self.decodes_ragged and not self.decodes,
-            "cache_edits needs Claims.decodes, but that is False": bool(self.cache_edits) and not self.decodes,
-            "multi_query is one key head, and grouped_query any number; claim one": self.multi_query
-            and self.grouped_query,
+            "always_causal needs an alignment, but Claims.causal is None": (
+                self.always_causal and self.causal is None
+            ),
+            "decodes_ragged needs Claims.decodes, but that is False": (
+                self.decodes_ragged and not self.decodes
+            ),
+            "cache_edits needs Claims.decodes, but that is False": (
+                bool(self.cache_edits) and not self.decodes
+            ),
+            "multi_query is one key head, and grouped_query any number; claim one": (
+                self.multi_query and self.grouped_query
+            ),
             **self._mask_contradictions(),
             "scores has a window or ALiBi, which need an alignment: Claims.causal, or Scores.alignment": (
                 bool(self.scores.window or self.scores.alibi) and self.alignment is None
             ),
-            "second_gradients needs Claims.gradients, but that is False": self.second_gradients and not self.gradients,
+            "second_gradients needs Claims.gradients, but that is False": (
+                self.second_gradients and not self.gradients
+            ),
         }
         for message, holds in contradictions.items():
             if holds:
                 raise ValueError(f"Claims.{message}")
 
     def _require_types(self) -> None:
-        """Raise ValueError for a scale that is not a number, and for a log-sum-exp that is not described."""
+        """Raise ValueError for a scale that is not a number, and for a log-sum-exp that is not
+        described.
+        """
         if not isinstance(self.lse, Lse | None):
             raise ValueError(f"Claims.lse must be an Lse, or None, but is {self.lse!r}")
-        if self.scale is not None and not (isinstance(self.scale, float) and math.isfinite(self.scale) and self.scale):
-            raise ValueError(f"Claims.scale must be a finite float other than 0, or None, but is {self.scale!r}")
+        if self.scale is not None and not (
+            isinstance(self.scale, float) and math.isfinite(self.scale) and self.scale
+        ):
+            raise ValueError(
+                f"Claims.scale must be a finite float other than 0, or None, but is {self.scale!r}"
+            )
 
     def _mask_contradictions(self) -> dict[str, bool]:
         """Return which claims about masks contradict each other, by message."""
         forms = {*self.masks}
         return {
-            f"masks with 'int' must have 'bool' too, but is {forms}": "int" in forms and "bool" not in forms,
-            f"prefix_masks are boolean, but Claims.masks is {forms}": self.prefix_masks and not forms <= {"bool"},
+            f"masks with 'int' must have 'bool' too, but is {forms}": (
+                "int" in forms and "bool" not in forms
+            ),
+            f"prefix_masks are boolean, but Claims.masks is {forms}": (
+                self.prefix_masks and not forms <= {"bool"}
+            ),
             f"mask_ranks must contain 4, but is {set(self.mask_ranks)}": 4 not in self.mask_ranks,
         }
 

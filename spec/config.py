@@ -9,23 +9,27 @@ from dataclasses import dataclass, replace
 class Config:
     """Sizes and options of one attention (Vaswani et al. 2017, section 3.2.2).
 
-    Building a `Config` does not validate it, so that the CFG clauses can try invalid ones; see `validate`.
+    Building a `Config` does not validate it, so that the CFG clauses can try invalid ones; see
+    `validate`.
 
-    d_model: width of the query, of the output, and of key and value unless `kdim` or `vdim` is given.
+    d_model: width of the query, of the output, and of key and value unless `kdim` or `vdim` is
+        given.
     n_heads: number of query heads.
     n_kv_heads: number of key/value heads; None means `n_heads`.
     kdim, vdim: widths of key and value; None means `d_model`.
     bias: whether the four projections have a bias vector, or which of them have one, such as "qvo".
-    dropout: probability, in [0, 1], of dropping a weight in training. output_dropout: that of dropping an element of
-        the output, where it may be another one (`Claims.dropout` is "each"); None for the same.
-    bias_kv: a learned key and value, `Weights.extra_k` and `extra_v`, are appended to those of the input, visible to
-        every query.
+    dropout: probability, in [0, 1], of dropping a weight in training. output_dropout: that of
+        dropping an element of the output, where it may be another one (`Claims.dropout` is "each");
+        None for the same.
+    bias_kv: a learned key and value, `Weights.extra_k` and `extra_v`, are appended to those of the
+        input, visible to every query.
     zero_key: a key and value of zeros are appended after those, visible to every query.
     length_first: tensors are (length, batch, width) instead of (batch, length, width).
     d_head: width of one head; None means d_model / n_heads.
     d_value: width of the values of one head; None means that of its queries and keys.
-    projected: whether there are projections. Without them, as in a kernel, query, key and value are their heads side by
-        side, (B, length, heads * d_k), values (B, length, heads * d_v), and the output is the contexts, side by side.
+    projected: whether there are projections. Without them, as in a kernel, query, key and value are
+        their heads side by side, (B, length, heads * d_k), values (B, length, heads * d_v), and the
+        output is the contexts, side by side.
 
     >>> config = Config(d_model=12, n_heads=3, n_kv_heads=1, kdim=7)
     >>> config.head_dim, config.kv_heads, config.key_width, config.value_width
@@ -69,7 +73,9 @@ class Config:
 
     @property
     def value_dim(self) -> int:
-        """Width of the values of one head, d_v, and of its context: `d_value`, or `head_dim` if that is None."""
+        """Width of the values of one head, d_v, and of its context: `d_value`, or `head_dim` if
+        that is None.
+        """
         return self.head_dim if self.d_value is None else self.d_value
 
     @property
@@ -121,7 +127,8 @@ class Config:
         return int(self.bias_kv) + int(self.zero_key)
 
     def validate(self) -> None:
-        """Raise ValueError, naming the numbers, if this configuration is invalid (clauses CFG-1 to CFG-6).
+        """Raise ValueError, naming the numbers, if this configuration is invalid (clauses CFG-1 to
+        CFG-6).
 
         >>> Config(d_model=10, n_heads=3).validate()
         Traceback (most recent call last):
@@ -140,9 +147,16 @@ class Config:
             if size <= 0:
                 raise ValueError(f"{name} must be positive, but is {size}")
         if self.d_head is None and self.d_model % self.n_heads:
-            raise ValueError(f"d_model ({self.d_model}) must be divisible by n_heads ({self.n_heads})")
+            raise ValueError(
+                f"d_model ({self.d_model}) must be divisible by n_heads ({self.n_heads})"
+            )
         if self.n_heads % self.kv_heads:
-            raise ValueError(f"n_heads ({self.n_heads}) must be divisible by n_kv_heads ({self.kv_heads})")
-        for name, probability in (("dropout", self.dropout), ("output_dropout", self.dropout_of_output)):
+            raise ValueError(
+                f"n_heads ({self.n_heads}) must be divisible by n_kv_heads ({self.kv_heads})"
+            )
+        for name, probability in (
+            ("dropout", self.dropout),
+            ("output_dropout", self.dropout_of_output),
+        ):
             if not 0.0 <= probability <= 1.0:
                 raise ValueError(f"{name} must be in [0, 1], but is {probability}")

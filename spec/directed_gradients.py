@@ -1,10 +1,11 @@
 """Directed tests of gradients: how far rounding may move them along one direction.
 
-The test is that of `mha.spec.directed`, of <w, dX - dX*>, where w has a part for each gradient that is looked at. With
-a_X = d<w, .> / dX for dQ, dK, dV and g_c for the contexts, the projection is, for each row of weights P, a mean and a
-covariance under them,
+The test is that of `mha.spec.directed`, of <w, dX - dX*>, where w has a part for each gradient that
+is looked at. With a_X = d<w, .> / dX for dQ, dK, dV and g_c for the contexts, the projection is,
+for each row of weights P, a mean and a covariance under them,
 
-    sum_j P_j m_j + sum_j P_j h_j (dP_j - D),    h = tau (a_Q K^T + Q a_K^T),    m = dC a_V^T + g_c V^T
+    sum_j P_j m_j + sum_j P_j h_j (dP_j - D),    h = tau (a_Q K^T + Q a_K^T),    m = dC a_V^T + g_c
+    V^T
 
 from which all g_k follow. The other symbols are those of `mha.spec.gradient_graph`.
 
@@ -37,12 +38,14 @@ def projection_of_gradients(
 ) -> float:
     """Return <w, dX - dX*> of gradients dX and a direction w, both by name."""
     return sum(
-        float(((found[name].detach().double() - graph.exact[name]) * w.double()).sum()) for name, w in direction.items()
+        float(((found[name].detach().double() - graph.exact[name]) * w.double()).sum())
+        for name, w in direction.items()
     )
 
 
 def allowance_of_gradients(graph: GradientGraph, direction: Mapping[str, Tensor]) -> Allowance:
-    """Return what rounding may do to the gradients along a direction w, which has a part for each name.
+    """Return what rounding may do to the gradients along a direction w, which has a part for each
+    name.
 
     >>> from mha.spec import Claims, Config, Problem, Weights
     >>> from mha.spec.gradient_graph import gradient_graph
@@ -66,8 +69,12 @@ def allowance_of_gradients(graph: GradientGraph, direction: Mapping[str, Tensor]
     )
 
 
-def allowances_of_gradients(graph: GradientGraph, directions: Iterable[Mapping[str, Tensor]]) -> list[Allowance]:
-    """Return `allowance_of_gradients` for each of several directions, in float32; see `mha.spec.directed`."""
+def allowances_of_gradients(
+    graph: GradientGraph, directions: Iterable[Mapping[str, Tensor]]
+) -> list[Allowance]:
+    """Return `allowance_of_gradients` for each of several directions, in float32; see
+    `mha.spec.directed`.
+    """
     narrow = graph.narrowed()
     return [allowance_of_gradients(narrow, direction) for direction in directions]
 
@@ -76,8 +83,9 @@ def allowances_of_gradients(graph: GradientGraph, directions: Iterable[Mapping[s
 class Adjoint:
     """d<w, .> / dx for all numbers x of a graph; the symbols are those of the module.
 
-    a: a_Q, a_K, a_V by role, for the key/value heads, and g_c under "o". a_k, a_v: for the query heads. h: in each
-    form, (B, H, L, S). m: (B, H, L, S). uses: d<w, .> / dP for each use of P, in each form of h. g_s: d<w, .> / ds.
+    a: a_Q, a_K, a_V by role, for the key/value heads, and g_c under "o". a_k, a_v: for the query
+    heads. h: in each form, (B, H, L, S). m: (B, H, L, S). uses: d<w, .> / dP for each use of P, in
+    each form of h. g_s: d<w, .> / ds.
     """
 
     graph: GradientGraph
@@ -100,7 +108,12 @@ class Adjoint:
         shifts = [torch.zeros_like(h[..., :1])]
         bias = graph.problem.weights.b_k
         if bias is not None:
-            rows = bias.detach().to(h).unflatten(0, (forward.kv_heads, 1, -1)).repeat_interleave(repeats, 0)
+            rows = (
+                bias.detach()
+                .to(h)
+                .unflatten(0, (forward.kv_heads, 1, -1))
+                .repeat_interleave(repeats, 0)
+            )
             shifts.append(forward.tau * (a["q"] * rows).sum(-1, keepdim=True))
         if graph.differentiates_maximum and h.shape[-1]:
             shifts.append(h.gather(-1, p.argmax(-1, keepdim=True)))
@@ -112,35 +125,68 @@ class Adjoint:
             tuple(form * (d_p - graph.row_sum) for form in forms),
             tuple(-d_p * _mean(form, p) for form in forms),
         )
-        return Adjoint(graph, direction, a, a_k, a_v, forms, m, uses, p * _centred(m + uses[1][0] + uses[2][0], p))
+        return Adjoint(
+            graph,
+            direction,
+            a,
+            a_k,
+            a_v,
+            forms,
+            m,
+            uses,
+            p * _centred(m + uses[1][0] + uses[2][0], p),
+        )
 
     def gradients(self) -> dict[str, Uses]:
         """Return d<w, .> / dx for the numbers x of each place, by name."""
         found = self._of_forward() | self._of_backward()
         for name, exact in self.graph.exact.items():
             w = self.direction.get(name)
-            found[f"gradient of {name}"] = (((torch.zeros_like(exact) if w is None else w).to(self.m),),)
+            found[f"gradient of {name}"] = (
+                ((torch.zeros_like(exact) if w is None else w).to(self.m),),
+            )
         return found
 
     def _of_forward(self) -> dict[str, Uses]:
         """Return the same for the places of the forward pass."""
-        graph, forward, p, tau = self.graph, self.graph.forward, self.graph.forward.weights, self.graph.forward.tau
+        graph, forward, p, tau = (
+            self.graph,
+            self.graph.forward,
+            self.graph.forward.weights,
+            self.graph.forward.tau,
+        )
         d_s, g_s = graph.d_score, self.g_s
-        # A stored weight counts as it is, or, where the sum of the row is of the stored ones, from the mean on.
+        # A stored weight counts as it is, or, where the sum of the row is of the stored ones, from
+        # the mean on.
         weights = tuple(tuple(x for g in forms for x in (g, _centred(g, p))) for forms in self.uses)
         (m,), of_scores, of_sums = self.uses
-        # Scores are the same for all uses, and their row is normalised, or recomputed with another one's sum.
-        recomputed = (p * (m + score + row_sum) for score, row_sum in zip(of_scores, of_sums, strict=True))
+        # Scores are the same for all uses, and their row is normalised, or recomputed with another
+        # one's sum.
+        recomputed = (
+            p * (m + score + row_sum) for score, row_sum in zip(of_scores, of_sums, strict=True)
+        )
         return {
             "query": ((tau * g_s @ forward.key,), (tau * d_s @ self.a_k,)),
-            "key": ((graph.grouped(tau * g_s.mT @ forward.query),), (graph.grouped(tau * d_s.mT @ self.a["q"]),)),
-            "value": ((graph.grouped((p * _centred(self.h[0], p)).mT @ graph.d_context + p.mT @ self.a["o"]),),),
+            "key": (
+                (graph.grouped(tau * g_s.mT @ forward.query),),
+                (graph.grouped(tau * d_s.mT @ self.a["q"]),),
+            ),
+            "value": (
+                (
+                    graph.grouped(
+                        (p * _centred(self.h[0], p)).mT @ graph.d_context + p.mT @ self.a["o"]
+                    ),
+                ),
+            ),
             "score": ((g_s, *recomputed),),
             "exponential": weights,
             "sum": tuple(tuple(_mean(g, p) for g in forms) for forms in self.uses),
             "weight": weights,
             "recomputed": weights,
-            "context": (tuple(-_mean(form, p) * graph.d_context for form in self.h), (self.a["o"],)),
+            "context": (
+                tuple(-_mean(form, p) * graph.d_context for form in self.h),
+                (self.a["o"],),
+            ),
         }
 
     def _of_backward(self) -> dict[str, Uses]:
@@ -161,13 +207,19 @@ class Adjoint:
         }
 
     def second_order(self) -> float:
-        """Return a bound on the mean of the second order: sum_j W_j^2 times half of the second derivatives, and more.
+        """Return a bound on the mean of the second order: sum_j W_j^2 times half of the second
+        derivatives, and more.
 
         Of a mean, d2/ds_j^2 is P_j (1 - 2 P_j) (m_j - m); of a covariance, it is at most P_j (3 |h_j - h| |dP_j - D| +
         |Cov|), and 2 P_j sd(h) sd(dP) more where the errors of the scores of a row come from one query. Queries and
         keys enter scores and products.
         """
-        graph, forward, p, d_s = self.graph, self.graph.forward, self.graph.forward.weights, self.graph.d_score
+        graph, forward, p, d_s = (
+            self.graph,
+            self.graph.forward,
+            self.graph.forward.weights,
+            self.graph.d_score,
+        )
         h, difference = _centred(self.h[0], p), graph.d_weight - graph.row_sum
         covariance = (d_s * self.h[0]).sum(-1, keepdim=True).abs()
         spread = (_mean(h.square(), p) * _mean(difference.square(), p)).sqrt()
@@ -177,7 +229,9 @@ class Adjoint:
         if "weight" in graph.places:
             total += 4 * forward.store**2 * float((p.square() * (h * graph.d_weight).abs()).sum())
         scale = (forward.store * forward.tau) ** 2
-        of_query, of_key = (scale * torch.as_tensor(graph.places[name].square) for name in ("query", "key"))
+        of_query, of_key = (
+            scale * torch.as_tensor(graph.places[name].square) for name in ("query", "key")
+        )
         moved = d_s @ (self.a_k * forward.key) - (p @ forward.key) * (d_s @ self.a_k)
         moved = moved - (d_s @ forward.key) * (p @ self.a_k)
         total += float((of_query * moved.abs()).sum())
@@ -186,8 +240,13 @@ class Adjoint:
 
 
 def _arriving(graph: GradientGraph, direction: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return d<w, .> / dX for X = dQ, dK, dV, (B, heads, length, d_k) for the key/value heads, and g_c under "o"."""
-    problem, found = graph.problem, {role: torch.zeros_like(like) for role, like in graph.heads.items()}
+    """Return d<w, .> / dX for X = dQ, dK, dV, (B, heads, length, d_k) for the key/value heads, and
+    g_c under "o".
+    """
+    problem, found = (
+        graph.problem,
+        {role: torch.zeros_like(like) for role, like in graph.heads.items()},
+    )
     for name, roles in shared_roles(problem).items():
         for role in roles:
             parts = []

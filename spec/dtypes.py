@@ -1,6 +1,8 @@
-"""The floating-point dtypes that are judged, with what differs between them. A new dtype is one row of `TRAITS`.
+"""The floating-point dtypes that are judged, with what differs between them. A new dtype is one row
+of `TRAITS`.
 
-The table names dtypes as torch does, and needs no torch: the command line reads it before torch is imported.
+The table names dtypes as torch does, and needs no torch: the command line reads it before torch is
+imported.
 """
 
 from __future__ import annotations
@@ -21,13 +23,18 @@ class DtypeTraits:
 
     name: the attribute of torch, such as "float32".
     accumulator: the narrowest dtype in which an implementation may add up products.
-    compute: the dtype in which torch has every operation (products, softmax, `masked_fill`) on such numbers, None for
-        the dtype itself. Formats that are only for storage, such as float8, need one.
-    narrow: results of ordinary size may exceed its largest number, and its lowest number plus a score may be -infinity.
-    half: its error bound is loose, so results are also compared with those of the plain formula in the same dtype.
+    compute: the dtype in which torch has every operation (products, softmax, `masked_fill`) on such
+        numbers, None for the dtype itself. Formats that are only for storage, such as float8, need
+        one.
+    narrow: results of ordinary size may exceed its largest number, and its lowest number plus a
+        score may be -infinity.
+    half: its error bound is loose, so results are also compared with those of the plain formula in
+        the same dtype.
     sharp_gradients: the error bound of gradients is small beside the gradients.
-    far: how far from 1 the values "tiny" and "huge" go. The dtype holds this number, and its product with any weight.
-    noise: how large the noise is that replaces hidden keys and values: as large as leaves the projections finite.
+    far: how far from 1 the values "tiny" and "huge" go. The dtype holds this number, and its
+        product with any weight.
+    noise: how large the noise is that replaces hidden keys and values: as large as leaves the
+        projections finite.
     companions: other dtypes that a mask may come in (clause MSK-12).
 
     >>> TRAITS["float16"].narrow, TRAITS["bfloat16"].narrow
@@ -46,10 +53,22 @@ class DtypeTraits:
 
 
 _ROWS = (
-    DtypeTraits(name="float64", accumulator="float64", sharp_gradients=True, companions=("float32", "bfloat16")),
+    DtypeTraits(
+        name="float64",
+        accumulator="float64",
+        sharp_gradients=True,
+        companions=("float32", "bfloat16"),
+    ),
     DtypeTraits(name="float32", sharp_gradients=True, companions=("float64", "bfloat16")),
     DtypeTraits(name="bfloat16", half=True, companions=("float32", "float64")),
-    DtypeTraits(name="float16", half=True, narrow=True, far=2.0**6, noise=1e3, companions=("float32", "float64")),
+    DtypeTraits(
+        name="float16",
+        half=True,
+        narrow=True,
+        far=2.0**6,
+        noise=1e3,
+        companions=("float32", "float64"),
+    ),
 )
 TRAITS: Mapping[str, DtypeTraits] = MappingProxyType({row.name: row for row in _ROWS})
 
@@ -79,7 +98,8 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def computable(x: Tensor) -> Tensor:
-    """Return a floating-point tensor in the dtype in which torch can compute on it; the tensor itself if it can.
+    """Return a floating-point tensor in the dtype in which torch can compute on it; the tensor
+    itself if it can.
 
     >>> import torch
     >>> computable(torch.ones(2, dtype=torch.float16)).dtype
@@ -90,7 +110,8 @@ def computable(x: Tensor) -> Tensor:
 
 
 def in_tf32(x: Tensor, added: int = 0) -> Tensor:
-    """Return numbers of float32 without the last 13 of their 23 bits, as TF32 units take them, in the dtype of x.
+    """Return numbers of float32 without the last 13 of their 23 bits, as TF32 units take them, in
+    the dtype of x.
 
     added: to the bits before, in units of the last one: 1 << 12 rounds to the nearest number.
 

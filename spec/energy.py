@@ -1,25 +1,30 @@
-"""The energy of an output's error: how large sum_i (y_i - y*_i)^2 may be, in dtypes that are narrower than float32.
+"""The energy of an output's error: how large sum_i (y_i - y*_i)^2 may be, in dtypes that are
+narrower than float32.
 
-A bound on each element, and a projection on what a defect would do, both miss errors without a direction: sums that are
-kept in half precision, key by key, are no larger in any element than the worst case, and point nowhere. Their energy is
-larger than that of the roundings which a profile has. To first order the error is sum_k J_k e_k over the places of
-`mha.spec.rounding_graph`, J_k = dy* / dx_k. With independent e_k of mean 0 and sub-Gaussian variance s_k^2,
+A bound on each element, and a projection on what a defect would do, both miss errors without a
+direction: sums that are kept in half precision, key by key, are no larger in any element than the
+worst case, and point nowhere. Their energy is larger than that of the roundings which a profile
+has. To first order the error is sum_k J_k e_k over the places of `mha.spec.rounding_graph`, J_k =
+dy* / dx_k. With independent e_k of mean 0 and sub-Gaussian variance s_k^2,
 
     |y - y*|^2 <= M + 2 sqrt(F t) + 2 S t   with a probability of at least 1 - exp(-t),
 
-M = tr C, F = tr C^2, S = |C|, C = sum_k s_k^2 J_k J_k^T. The model: a stored number is off by an error that is uniform
-within half a unit in its last place, h_k, so that s_k^2 = n_k h_k^2 / 3, with n_k as in `mha.spec.directed`; what else
-is wrong with a number is at most its bound s, taken for its deviation. Nothing is tuned.
+M = tr C, F = tr C^2, S = |C|, C = sum_k s_k^2 J_k J_k^T. The model: a stored number is off by an
+error that is uniform within half a unit in its last place, h_k, so that s_k^2 = n_k h_k^2 / 3, with
+n_k as in `mha.spec.directed`; what else is wrong with a number is at most its bound s, taken for
+its deviation. Nothing is tuned.
 
-With random signs w, M is the mean of w^T C w and F that of (w^T C v)^2, where w^T C v = sum_k s_k^2 <w, J_k> <v, J_k>
-takes the backward passes of w and v. Items share no number, so that C has a block for each, and S is at most the root
-of the largest block's F. The errors of these estimates are small beside the deviation that is allowed for.
+With random signs w, M is the mean of w^T C w and F that of (w^T C v)^2, where w^T C v = sum_k s_k^2
+<w, J_k> <v, J_k> takes the backward passes of w and v. Items share no number, so that C has a block
+for each, and S is at most the root of the largest block's F. The errors of these estimates are
+small beside the deviation that is allowed for.
 
-A scale that is stored and the mean of the second order have a direction, and are added as such; what else the second
-order adds is at most W of the first, W the largest deviation of a log-weight.
+A scale that is stored and the mean of the second order have a direction, and are added as such;
+what else the second order adds is at most W of the first, W the largest deviation of a log-weight.
 
-Sources: Hsu, Kakade and Zhang 2012, A tail inequality for quadratic forms of subgaussian random vectors, theorem 2.1;
-Hutchinson 1990 for the traces. Uniform errors are sub-Gaussian with their own variance.
+Sources: Hsu, Kakade and Zhang 2012, A tail inequality for quadratic forms of subgaussian random
+vectors, theorem 2.1; Hutchinson 1990 for the traces. Uniform errors are sub-Gaussian with their own
+variance.
 """
 
 from __future__ import annotations
@@ -52,7 +57,11 @@ def explained_norm(graph: RoundingGraph, generator: torch.Generator) -> float:
     gram, t = _gram(graph, generator), LAMBDA**2 / 2
     diagonal = gram.diagonal(dim1=1, dim2=2)
     of_items = (gram.square().sum((1, 2)) - diagonal.square().sum(1)) / (PROBES * (PROBES - 1))
-    mean, square, largest = float(diagonal.sum(0).mean()), float(of_items.sum()), math.sqrt(float(of_items.max()))
+    mean, square, largest = (
+        float(diagonal.sum(0).mean()),
+        float(of_items.sum()),
+        math.sqrt(float(of_items.max())),
+    )
     random = math.sqrt(mean + 2 * math.sqrt(square * t) + 2 * largest * t)
     p, s, variance = graph.weights, graph.scores, graph.weights * graph.variance
     # d o / d log tau, and half of the second derivative of o by each score, at most
@@ -63,7 +72,9 @@ def explained_norm(graph: RoundingGraph, generator: torch.Generator) -> float:
 
 
 def _gram(graph: RoundingGraph, generator: torch.Generator) -> Tensor:
-    """Return w^T C v for all pairs of random signs w and v, for each item, (B, PROBES, PROBES); in float32."""
+    """Return w^T C v for all pairs of random signs w and v, for each item, (B, PROBES, PROBES); in
+    float32.
+    """
     shape, narrow = graph.output.shape, graph.narrowed()
     drawn = torch.randint(0, 2, (PROBES, *shape), generator=generator).to(narrow.weights) * 2 - 1
     probes = [narrow.gradients(w.masked_fill(~graph.known, 0.0)) for w in drawn]

@@ -1,8 +1,10 @@
-"""The oracle: the expected output of multi-head attention in float64, each number with its error bound.
+"""The oracle: the expected output of multi-head attention in float64, each number with its error
+bound.
 
-A result passes where |result - mid| <= rad, element by element. The bound is a theorem about rounding: it covers every
-order of summation, split, tiled or fused, so that no correct implementation exceeds it. `mha.spec.core` states its
-assumptions and has the contexts, `mha.spec.softmax` has the weights; the projections are balls of `mha.spec.bounds`.
+A result passes where |result - mid| <= rad, element by element. The bound is a theorem about
+rounding: it covers every order of summation, split, tiled or fused, so that no correct
+implementation exceeds it. `mha.spec.core` states its assumptions and has the contexts,
+`mha.spec.softmax` has the weights; the projections are balls of `mha.spec.bounds`.
 """
 
 from __future__ import annotations
@@ -25,16 +27,22 @@ from mha.spec.scores import Lse
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expected:
-    """What a correct implementation returns, and the steps on the way there, in float64 with bounds.
+    """What a correct implementation returns, and the steps on the way there, in float64 with
+    bounds.
 
-    output: y, (B, L, D). weights: p, (B, H, L, S). context: (B, L, H * d_k), the contexts o of all heads, side by side.
-    query: (B, H, L, d_k), key and value: (B, H, S, d_k), projected, each key/value head repeated for its query heads.
-    bare_key: the key without its bias, where an implementation may leave that out, or None; see `mha.spec.core`.
-    of_sinks: the weights of the sinks, (B, H, L, 1), or None. With sinks, key and value have a last row of zeros.
-    slope: the derivative of capped scores by scores, (B, H, L, S), or None.
-    With extra keys (`Config.bias_kv`, `Config.zero_key`), S counts them too.
-    empty: boolean (B, H, L), the rows without an allowed key. max_score: (B, H, L), the largest magnitude that the
-    largest score of a row may have, 0 in an empty row. make_row_sums: makes `sums`. make_lse: makes `lse`.
+    output: y, (B, L, D). weights: p, (B, H, L, S). context: (B, L, H * d_k), the contexts o of all
+        heads, side by side.
+    query: (B, H, L, d_k), key and value: (B, H, S, d_k), projected, each key/value head repeated
+        for its query heads.
+    bare_key: the key without its bias, where an implementation may leave that out, or None; see
+        `mha.spec.core`.
+    of_sinks: the weights of the sinks, (B, H, L, 1), or None. With sinks, key and value have a last
+        row of zeros.
+    slope: the derivative of capped scores by scores, (B, H, L, S), or None. With extra keys
+        (`Config.bias_kv`, `Config.zero_key`), S counts them too.
+    empty: boolean (B, H, L), the rows without an allowed key. max_score: (B, H, L), the largest
+        magnitude that the largest score of a row may have, 0 in an empty row. make_row_sums: makes
+        `sums`. make_lse: makes `lse`.
 
     >>> from mha.spec import Claims, Config, Problem, Weights
     >>> config, x = Config(d_model=4, n_heads=2), torch.ones(1, 3, 4)
@@ -59,7 +67,9 @@ class Expected:
 
     @property
     def sums(self) -> Ball:
-        """The sums of the rows of weights, (B, H, L), made when they are asked for, which is seldom."""
+        """The sums of the rows of weights, (B, H, L), made when they are asked for, which is
+        seldom.
+        """
         return self.make_row_sums()
 
     @property
@@ -72,8 +82,8 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
     """Solve a problem, by equations 1 and 3 of Vaswani et al. 2017.
 
     claims: decide the scale, the causal alignment, the empty rows and the rounding.
-    autocast: the dtype to which every product may round its factors and its result, if there is one.
-    Raises ValueError for a causal problem without a claimed alignment.
+    autocast: the dtype to which every product may round its factors and its result, if there is
+        one. Raises ValueError for a causal problem without a claimed alignment.
 
     >>> from mha.spec import Claims, Config, Problem, Weights
     >>> one, x = torch.eye(1), torch.tensor([[[1.0], [3.0]]])
@@ -84,12 +94,20 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
     """
     low, rounding = autocast is not None, claims.rounding
     if low:  # every product is stored in that dtype, whatever is declared of the problem's own
-        rounding = replace(rounding, scores_stored=True, weights_stored=True, softmax_stored=True, scaling_roundings=2)
+        rounding = replace(
+            rounding,
+            scores_stored=True,
+            weights_stored=True,
+            softmax_stored=True,
+            scaling_roundings=2,
+        )
     precision = Precision.of(autocast or problem.query.dtype, rounding)
     heads = _project(problem, claims, precision.units, low)
     attended = _attend_in_blocks(heads, problem.scale(claims), precision, claims.empty_row)
     # y = o W_o^T + b_o
-    context = Ball(*(part.transpose(1, 2).flatten(2) for part in (attended.context.mid, attended.context.rad))).known()
+    context = Ball(
+        *(part.transpose(1, 2).flatten(2) for part in (attended.context.mid, attended.context.rad))
+    ).known()
     given = problem.weights
     output = context
     if problem.config.projected:
@@ -112,13 +130,19 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
 
 
 def _declared_lse(natural: Ball, problem: Problem, claims: Claims) -> Ball:
-    """Return the log-sum-exp (B, H, L) in its base, rounded to its dtype, and what it is in an empty row."""
+    """Return the log-sum-exp (B, H, L) in its base, rounded to its dtype, and what it is in an
+    empty row.
+    """
     declared = claims.lse or Lse()
     lse = natural
     if declared.base == "2":
         # A factor that is rounded, and its product
         mid = natural.mid / declared.log_base
-        lse = Ball(mid, natural.rad / declared.log_base + 2 * units_of(problem.query.dtype).accumulate * mid.abs())
+        lse = Ball(
+            mid,
+            natural.rad / declared.log_base
+            + 2 * units_of(problem.query.dtype).accumulate * mid.abs(),
+        )
     lse = lse.stored(units_of(declared.dtypes_for(problem.query.dtype)[0]))
     empty = problem.empty_rows(claims.alignment)
     if declared.empty == "undefined":
@@ -126,8 +150,12 @@ def _declared_lse(natural: Ball, problem: Problem, claims: Claims) -> Ball:
     return Ball(lse.mid.masked_fill(empty, float(declared.empty)), lse.rad.masked_fill(empty, 0.0))
 
 
-def _attend_in_blocks(heads: Heads, tau: float, precision: Precision, empty_row: EmptyRow) -> Attended:
-    """Attend with some queries at a time, so that temporaries stay in the cache; queries do not depend on others."""
+def _attend_in_blocks(
+    heads: Heads, tau: float, precision: Precision, empty_row: EmptyRow
+) -> Attended:
+    """Attend with some queries at a time, so that temporaries stay in the cache; queries do not
+    depend on others.
+    """
     blocks = blocks_of_queries(heads.allowed.shape)
     if len(blocks) <= 1:
         return attend(heads, tau, precision, empty_row)
@@ -144,7 +172,9 @@ def _attend_in_blocks(heads: Heads, tau: float, precision: Precision, empty_row:
 
 
 def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads:
-    """Return q = x_q W_q^T + b_q, k and v, with the extra keys; low: factors are rounded to the storage dtype too."""
+    """Return q = x_q W_q^T + b_q, k and v, with the extra keys; low: factors are rounded to the
+    storage dtype too.
+    """
     given, config = problem.weights, problem.config
     others, bias, cap = claims.rounding.reductions, None, problem.options.softcap
 
@@ -168,25 +198,45 @@ def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads
         allowed=problem.allowed(claims.alignment),
         bias=bias,
         # A cap moves scores that differ by a constant differently.
-        bare_key=split_heads(keys[0], config, "k") if len(keys) > 1 and not config.extra_keys and not cap else None,
+        bare_key=(
+            split_heads(keys[0], config, "k")
+            if len(keys) > 1 and not config.extra_keys and not cap
+            else None
+        ),
         cap=cap,
         caps_bias=claims.scores.softcap == "after_bias",
     )
     heads = _with_extra_keys(problem, heads) if config.extra_keys else heads
     if problem.options.sinks is not None:
         heads = replace(_with_sinks(problem, heads), sink_in_lse=(claims.lse or Lse()).sink)
-    return _quantised(heads, claims.rounding.heads_stored, units) if claims.rounding.heads_stored else heads
+    return (
+        _quantised(heads, claims.rounding.heads_stored, units)
+        if claims.rounding.heads_stored
+        else heads
+    )
 
 
 def _with_sinks(problem: Problem, heads: Heads) -> Heads:
-    """Append a key with the score of the sink of its head, and a value of zeros; one of -infinity is not allowed."""
-    sinks = torch.as_tensor(problem.options.sinks, dtype=torch.float64, device=problem.query.device).detach()
+    """Append a key with the score of the sink of its head, and a value of zeros; one of -infinity
+    is not allowed.
+    """
+    sinks = torch.as_tensor(
+        problem.options.sinks, dtype=torch.float64, device=problem.query.device
+    ).detach()
     key, value = (_with_zeros(x) for x in (heads.key, heads.value))
     allowed = torch.nn.functional.pad(heads.allowed, (0, 1))
     allowed[..., -1] = sinks.isfinite().view(-1, 1)
     bias = None if heads.bias is None else torch.nn.functional.pad(heads.bias, (0, 1))
     # With a sink, scores that are all moved by the bias of the keys give other weights.
-    return replace(heads, key=key, value=value, allowed=allowed, bias=bias, bare_key=None, sinks=sinks.view(-1, 1, 1))
+    return replace(
+        heads,
+        key=key,
+        value=value,
+        allowed=allowed,
+        bias=bias,
+        bare_key=None,
+        sinks=sinks.view(-1, 1, 1),
+    )
 
 
 def _with_zeros(x: Ball) -> Ball:
@@ -198,14 +248,18 @@ def _quantised(heads: Heads, name: str, units: Units) -> Heads:
     """Store queries, keys and values in a dtype of this name."""
     dtype, bare = torch_dtype(name), heads.bare_key
     query, key, value = (x.quantised(dtype, units) for x in (heads.query, heads.key, heads.value))
-    return replace(heads, query=query, key=key, value=value, bare_key=bare and bare.quantised(dtype, units))
+    return replace(
+        heads, query=query, key=key, value=value, bare_key=bare and bare.quantised(dtype, units)
+    )
 
 
 def split_heads(projected: Ball, config: Config, role: str) -> Ball:
-    """Split (B, length, heads * d_k) into (B, H, length, d_k), key/value heads repeated for their query heads.
+    """Split (B, length, heads * d_k) into (B, H, length, d_k), key/value heads repeated for their
+    query heads.
 
-    role: "q", "k" or "v"; values have the width d_v. Head i owns the columns i*d_k to (i+1)*d_k (clause HED-1). Query
-    head h attends with key/value head h // (n_heads / n_kv_heads) (clause GQA-1).
+    role: "q", "k" or "v"; values have the width d_v. Head i owns the columns i*d_k to (i+1)*d_k
+    (clause HED-1). Query head h attends with key/value head h // (n_heads / n_kv_heads) (clause
+    GQA-1).
 
     >>> config = Config(d_model=4, n_heads=4, n_kv_heads=2)
     >>> split_heads(Ball.exact(torch.tensor([[[1, 2]]])), config, "k").mid.flatten()
@@ -222,13 +276,17 @@ def split_heads(projected: Ball, config: Config, role: str) -> Ball:
 
 
 def _with_extra_keys(problem: Problem, heads: Heads) -> Heads:
-    """Append the extra keys and values. Every query may attend to them, and no mask adds to their scores."""
+    """Append the extra keys and values. Every query may attend to them, and no mask adds to their
+    scores.
+    """
     config, given, key, value = problem.config, problem.weights, heads.key, heads.value
     extras: list[list[Tensor | None]] = [[given.extra_k, given.extra_v]] if config.bias_kv else []
     extras += [[w.new_zeros(len(w)) for w in (given.w_k, given.w_v)]] if config.zero_key else []
     for pair in extras:
         rows = [Ball.exact(row.expand(len(key.mid), 1, -1)) for row in pair if row is not None]
-        new_key, new_value = (split_heads(row, config, role) for row, role in zip(rows, "kv", strict=True))
+        new_key, new_value = (
+            split_heads(row, config, role) for row, role in zip(rows, "kv", strict=True)
+        )
         key, value = Ball.joined([key, new_key], 2), Ball.joined([value, new_value], 2)
     grown = (0, len(extras))
     return replace(

@@ -1,15 +1,17 @@
-"""The rounding graph of the backward pass: the exact gradients, and each place where a number may be stored.
+"""The rounding graph of the backward pass: the exact gradients, and each place where a number may
+be stored.
 
 As in `mha.spec.backward`, for an output's gradient dY, inputs x and weights W,
 
     dC = dY W_o    dP = dC V^T    D = rowsum(P dP) = dC.o    dS = P (dP - D)
     dQ = tau dS K  dK = tau dS^T Q  dV = P^T dC  dx = dX W  dW = dX^T x  dW_o = dY^T C
 
-The places, besides those of the forward pass: dC; dP and D, with the products that D sums, and what the backward pass
-of a softmax makes of them step by step; dS, before and after it is scaled; dQ, dK, dV; and the gradients themselves.
-Parts of a sum may be stored: of each head, and of each input that shares a tensor, for dx; of each item for dW; and of
-up to `PARTS` parts of the queries or keys for dQ, dK and dV, such as the chunks that autograd adds up; over ranks, also
-those of each rank.
+The places, besides those of the forward pass: dC; dP and D, with the products that D sums, and what
+    the backward pass of a softmax makes of them step by step; dS, before and after it is scaled;
+    dQ, dK, dV; and the gradients themselves.
+Parts of a sum may be stored: of each head, and of each input that shares a tensor, for dx; of each
+    item for dW; and of up to `PARTS` parts of the queries or keys for dQ, dK and dV, such as the
+    chunks that autograd adds up; over ranks, also those of each rank.
 
 What it is for: `mha.spec.directed_gradients`.
 """
@@ -33,17 +35,20 @@ from mha.spec.softmax import normaliser_error
 
 # Into how many parts the queries or the keys may be split, with partial sums that are stored.
 PARTS = 8
-# How often dP and D are stored where the softmax is one step: dP alone, then in the products P dP that D sums.
+# How often dP and D are stored where the softmax is one step: dP alone, then in the products P dP
+# that D sums.
 SUM_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GradientGraph:
-    """The exact gradients of one problem in float64, with the places where an implementation may round.
+    """The exact gradients of one problem in float64, with the places where an implementation may
+    round.
 
-    exact: the gradients by name; inputs that are one tensor have one, under the first of their names. problem: whose
-    they are. forward: its graph. upstream: dY, (B, L, D). d_context: dC, (B, H, L, d_k). d_weight: dP, d_score: dS,
-    (B, H, L, S). row_sum: D, (B, H, L, 1). heads: dQ, dK and dV by role, for the key/value heads. places: by name.
+    exact: the gradients by name; inputs that are one tensor have one, under the first of their
+    names. problem: whose they are. forward: its graph. upstream: dY, (B, L, D). d_context: dC, (B,
+    H, L, d_k). d_weight: dP, d_score: dS, (B, H, L, S). row_sum: D, (B, H, L, 1). heads: dQ, dK and
+    dV by role, for the key/value heads. places: by name.
     """
 
     exact: Mapping[str, Tensor]
@@ -66,7 +71,8 @@ class GradientGraph:
         return replace(self, forward=self.forward.narrowed(), heads=heads, **narrow)
 
     def of_weights(self, change: Tensor, *, of_sum: bool = True) -> dict[str, Tensor]:
-        """Return how the gradients move if the weights move by (B, H, L, S), in the backward pass alone.
+        """Return how the gradients move if the weights move by (B, H, L, S), in the backward pass
+        alone.
 
         of_sum: whether the row sum D moves with them.
         """
@@ -89,8 +95,12 @@ class GradientGraph:
         for name, roles in shared_roles(self.problem).items():
             length = getattr(self.problem, name).shape[1]
             flat = {role: heads[role][:, :, :length].transpose(1, 2).flatten(2) for role in roles}
-            found[name] = torch.stack([flat[role] @ wide_of(self.problem, f"w_{role}") for role in roles]).sum(0)
-            found |= {f"w_{role}": _summed(flat[role], wide_of(self.problem, name)) for role in roles}
+            found[name] = torch.stack(
+                [flat[role] @ wide_of(self.problem, f"w_{role}") for role in roles]
+            ).sum(0)
+            found |= {
+                f"w_{role}": _summed(flat[role], wide_of(self.problem, name)) for role in roles
+            }
         return found
 
     def grouped(self, x: Tensor) -> Tensor:
@@ -120,10 +130,15 @@ class _Maker:
     def __init__(self, problem: Problem, claims: Claims, upstream: Tensor) -> None:
         self.problem, self.claims, self.upstream = problem, claims, upstream
         self.rounding, self.dtype = claims.rounding, problem.query.dtype
-        self.units, self.forward = units_of(self.dtype, self.rounding), rounding_graph(problem, claims)
+        self.units, self.forward = (
+            units_of(self.dtype, self.rounding),
+            rounding_graph(problem, claims),
+        )
         self.places: dict[str, Place] = defaultdict(Place, self.forward.places)
         self.places.pop("output", None)
-        self.n_query, self.n_key = (self.forward.allowed.sum(dim).unsqueeze(-1).double() for dim in (3, 2))
+        self.n_query, self.n_key = (
+            self.forward.allowed.sum(dim).unsqueeze(-1).double() for dim in (3, 2)
+        )
 
     def graph(self) -> GradientGraph:
         """Differentiate the problem, from the output to the inputs."""
@@ -149,16 +164,22 @@ class _Maker:
         )
         heads = graph.core(d_s, p)
         self._heads(graph, heads)
-        exact = graph.joined(heads) | {"w_o": _summed(self.upstream, forward.context.transpose(1, 2).flatten(2))}
+        exact = graph.joined(heads) | {
+            "w_o": _summed(self.upstream, forward.context.transpose(1, 2).flatten(2))
+        }
         self._gradients(heads, exact)
         return replace(graph, heads=heads, exact=exact)
 
     def _stored(self, name: str, x: Tensor, times: int = 1, span: Tensor | None = None) -> None:
-        """Note `times` stores of x, or of partial sums of which it is the last, for a span of sum |x_i|."""
+        """Note `times` stores of x, or of partial sums of which it is the last, for a span of sum
+        |x_i|.
+        """
         copies, lost = copies_of(x), self.units.subnormal + self.units.flush
         self.places[name].store(self.dtype, self.units, copies, (x, 1.0))
         if times > 1:
-            self.places[name].store_parts(copies, x, x.abs() if span is None else span, times - 1, lost)
+            self.places[name].store_parts(
+                copies, x, x.abs() if span is None else span, times - 1, lost
+            )
 
     def _context_gradient(self) -> Tensor:
         """Return dC = dY W_o."""
@@ -185,23 +206,35 @@ class _Maker:
         self._stored("d_score", d_s, 4 if rounding.scores_stored else 2)
         lost = (width + p.shape[-1] + 4) * units.flush
         size = d_c.abs() @ value.abs().mT
-        places["d_weight"].own += units.gamma(width + 1) * size + SOFTMAX_STEPS * u_a * d_p.abs() + lost
+        places["d_weight"].own += (
+            units.gamma(width + 1) * size + SOFTMAX_STEPS * u_a * d_p.abs() + lost
+        )
         gamma = units.gammas(self.n_query + 1)
         total = (d_c.abs() * context.abs()).sum(-1, keepdim=True) + (p * size).sum(-1, keepdim=True)
-        places["row_sum"].own += (gamma + units.gamma(width + 1) + SOFTMAX_STEPS * u_a) * total + lost
+        places["row_sum"].own += (
+            gamma + units.gamma(width + 1) + SOFTMAX_STEPS * u_a
+        ) * total + lost
         places["d_score"].own += SOFTMAX_STEPS * u_a * p * (d_p.abs() + d.abs()) + lost
-        if rounding.softmax_stored:  # beside the maximum of a row, the sum of what it gets is accumulated
+        if (
+            rounding.softmax_stored
+        ):  # beside the maximum of a row, the sum of what it gets is accumulated
             places["d_score"].own += gamma * (p * (d_p.abs() + d.abs()))
-        # The weights of a row share the error of its normaliser, that of their sum, and those of its exponentials,
-        # which are not their own.
+        # The weights of a row share the error of its normaliser, that of their sum, and those of
+        # its exponentials, which are not their own.
         apart = 2 * rounding.exponentials * (rounding.exponential(half=True) + 4) * u_a
         drift = (
-            normaliser_error(forward.scores.abs().amax(-1), p.shape[-1], u_a, rounding.merges) if p.shape[-1] else 0.0
+            normaliser_error(forward.scores.abs().amax(-1), p.shape[-1], u_a, rounding.merges)
+            if p.shape[-1]
+            else 0.0
         )
-        places["recomputed"].own += (2 * units.gammas(self.n_query.clamp(min=1)) + 4 * u_a + apart + drift) * p
+        places["recomputed"].own += (
+            2 * units.gammas(self.n_query.clamp(min=1)) + 4 * u_a + apart + drift
+        ) * p
 
     def _heads(self, graph: GradientGraph, heads: Mapping[str, Tensor]) -> None:
-        """Note what is stored of dQ, dK and dV: parts of them, those of query heads, and their sums."""
+        """Note what is stored of dQ, dK and dV: parts of them, those of query heads, and their
+        sums.
+        """
         forward, units, tau = self.forward, self.units, self.forward.tau
         repeats = self.problem.config.n_heads // forward.kv_heads
         bias, key = self.problem.weights.b_k, forward.key.abs()
@@ -227,7 +260,9 @@ class _Maker:
                 self.places[f"d_{role}"].own += units.gammas(terms + 5) * span
 
     def _gradients(self, heads: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
-        """Note what is stored of the gradients themselves: parts of each head and input, or of each item."""
+        """Note what is stored of the gradients themselves: parts of each head and input, or of each
+        item.
+        """
         problem, units = self.problem, self.units
         if not problem.config.projected:
             return
@@ -237,7 +272,10 @@ class _Maker:
             for role in roles:
                 head, weight = heads[role][:, :, : source.shape[1]], wide_of(problem, f"w_{role}")
                 each = weight.unflatten(0, (head.shape[1], -1))
-                span, size = span + (head @ each).abs().sum(1), size + (head.abs() @ each.abs()).sum(1)
+                span, size = (
+                    span + (head @ each).abs().sum(1),
+                    size + (head.abs() @ each.abs()).sum(1),
+                )
                 pieces += head.shape[1]
                 flat = head.transpose(1, 2).flatten(2)
                 repeats = 1 if role == "q" else problem.config.n_heads // problem.config.kv_heads
@@ -245,17 +283,23 @@ class _Maker:
             self._stored(f"gradient of {name}", exact[name], 2 * pieces, span)
             config = problem.config
             terms = len(roles) * (max(config.inner_width, config.context_width) + config.n_heads)
-            self.places[f"gradient of {name}"].own += units.gamma(terms) * size + terms * units.flush
+            self.places[f"gradient of {name}"].own += (
+                units.gamma(terms) * size + terms * units.flush
+            )
         context = self.forward.context.transpose(1, 2).flatten(2)
         self._weight("w_o", self.upstream, context, exact["w_o"], 1)
 
     def _weight(self, name: str, d_y: Tensor, x: Tensor, exact: Tensor, repeats: int) -> None:
-        """Note what is stored of the gradient of a weight, dy^T x: parts of each item, and of chunks of its rows."""
+        """Note what is stored of the gradient of a weight, dy^T x: parts of each item, and of
+        chunks of its rows.
+        """
         span, size = (d_y.mT @ x).abs().sum(0), (d_y.abs().mT @ x.abs()).sum(0)
         items = len(d_y) * repeats * self.rounding.ranks
         terms = d_y.shape[0] * d_y.shape[1] + items
         self._stored(f"gradient of {name}", exact, 2 * items, span)
-        self.places[f"gradient of {name}"].own += self.units.gamma(terms) * size + terms * self.units.flush
+        self.places[f"gradient of {name}"].own += (
+            self.units.gamma(terms) * size + terms * self.units.flush
+        )
 
 
 def shared_roles(problem: Problem) -> dict[str, str]:

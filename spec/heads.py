@@ -16,8 +16,10 @@ from mha.spec.rounding import Rounding
 class Precision:
     """The roundoffs of each step.
 
-    units: of the projections, scores and contexts. softmax: of the softmax, coarser where it is computed in float32.
-    rounding: what the implementation declares. exponential: error of the exponential, in roundoffs of the accumulator.
+    units: of the projections, scores and contexts. softmax: of the softmax, coarser where it is
+        computed in float32.
+    rounding: what the implementation declares. exponential: error of the exponential, in roundoffs
+        of the accumulator.
 
     >>> single = Precision.of(torch.float64, Rounding(softmax_in_float32=True))
     >>> single.units.accumulate < 1e-15 < single.softmax.accumulate
@@ -31,7 +33,9 @@ class Precision:
 
     @staticmethod
     def of(dtype: torch.dtype, rounding: Rounding) -> Precision:
-        """Return the roundoffs of an implementation with this storage dtype and this declared rounding."""
+        """Return the roundoffs of an implementation with this storage dtype and this declared
+        rounding.
+        """
         units = units_of(dtype, rounding)
         softmax = units.coarser(units_of(torch.float32)) if rounding.softmax_in_float32 else units
         return Precision(units, softmax, rounding, rounding.exponential(half=traits_of(dtype).half))
@@ -41,12 +45,16 @@ class Precision:
 class Heads:
     """The inputs of the core.
 
-    query: (B, H, L, d_k). key, value: (B, H, S, d_k), each key/value head repeated for its query heads.
-    allowed: boolean (B, H, L, S), the set A of each query. bias: b, the float mask in float64, (B, H, L, S), or None.
-    bare_key: k', (B, H, S, d_k), where the keys have a bias that an implementation may leave out, or None.
-    sinks: z, (H, 1, 1), where the last key is one with this score, and a value of zeros, or None. sink_in_lse:
-    whether the log-sum-exp has it too.
-    cap: c, where scores are c tanh(s / c), or None. caps_bias: whether b is a part of s then, or added afterwards.
+    query: (B, H, L, d_k). key, value: (B, H, S, d_k), each key/value head repeated for its query
+        heads.
+    allowed: boolean (B, H, L, S), the set A of each query. bias: b, the float mask in float64, (B,
+        H, L, S), or None.
+    bare_key: k', (B, H, S, d_k), where the keys have a bias that an implementation may leave out,
+        or None.
+    sinks: z, (H, 1, 1), where the last key is one with this score, and a value of zeros, or None.
+        sink_in_lse: whether the log-sum-exp has it too.
+    cap: c, where scores are c tanh(s / c), or None. caps_bias: whether b is a part of s then, or
+        added afterwards.
 
     >>> one = Ball.exact(torch.ones(1, 1, 1, 2))
     >>> Heads(one, one, one, torch.ones(1, 1, 1, 1, dtype=torch.bool)).forbidden
@@ -72,7 +80,9 @@ class Heads:
     def of_queries(self, part: slice) -> Heads:
         """Return the same for some of the queries."""
         bias = None if self.bias is None else self.bias[:, :, part]
-        return replace(self, query=self.query[:, :, part], allowed=self.allowed[:, :, part], bias=bias)
+        return replace(
+            self, query=self.query[:, :, part], allowed=self.allowed[:, :, part], bias=bias
+        )
 
     @property
     def forbidden(self) -> Tensor:

@@ -1,7 +1,8 @@
 """Masks: the canonical form, the conventions of implementations, and the causal mask.
 
-A canonical mask is boolean, True = may attend, and broadcastable to (B, H, L, S). A mask of floating-point numbers is
-added to the scores instead. One of integers, if it is claimed, has 1 and 0 for True and False.
+A canonical mask is boolean, True = may attend, and broadcastable to (B, H, L, S). A mask of
+floating-point numbers is added to the scores instead. One of integers, if it is claimed, has 1 and
+0 for True and False.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def to_convention(mask: Tensor, convention: MaskConvention, dtype: torch.dtype) -> Tensor:
     """Translate a canonical mask into the convention of an implementation.
 
-    mask: a boolean mask of any shape; a mask of another dtype is returned unchanged, to be accepted or rejected by the
-        implementation.
-    convention: "keep" (True = may attend), "drop" (True = masked) or "additive" (0 or -infinity, in `dtype`).
+    mask: a boolean mask of any shape; a mask of another dtype is returned unchanged, to be accepted
+        or rejected by the implementation.
+    convention: "keep" (True = may attend), "drop" (True = masked) or "additive" (0 or -infinity, in
+        `dtype`).
     Returns a mask of the same shape, boolean, or in `dtype` if the convention is "additive".
 
     >>> to_convention(torch.tensor([True, False]), "additive", torch.float32)
@@ -34,7 +36,9 @@ def to_convention(mask: Tensor, convention: MaskConvention, dtype: torch.dtype) 
         return mask
     if convention == "drop":
         return ~mask
-    return computable(torch.zeros_like(mask, dtype=dtype)).masked_fill(~mask, float("-inf")).to(dtype)
+    return (
+        computable(torch.zeros_like(mask, dtype=dtype)).masked_fill(~mask, float("-inf")).to(dtype)
+    )
 
 
 def form_of(mask: Tensor) -> str:
@@ -44,12 +48,15 @@ def form_of(mask: Tensor) -> str:
     return "bool" if mask.dtype == torch.bool else "float" if mask.is_floating_point() else ""
 
 
-def causal_mask(queries: int, keys: int, alignment: Alignment, device: torch.device | str = "cpu") -> Tensor:
+def causal_mask(
+    queries: int, keys: int, alignment: Alignment, device: torch.device | str = "cpu"
+) -> Tensor:
     """Return the boolean (L, S) causal mask, True where query i may attend to key j.
 
     queries, keys: L and S.
-    alignment: "top_left" means j <= i, as in `torch.nn.functional.scaled_dot_product_attention`. "bottom_right" means
-        j <= i + S - L: the last query sees every key, as decoding with a cache requires (clause CAU-3).
+    alignment: "top_left" means j <= i, as in `torch.nn.functional.scaled_dot_product_attention`.
+        "bottom_right" means j <= i + S - L: the last query sees every key, as decoding with a cache
+        requires (clause CAU-3).
 
     >>> causal_mask(2, 3, "bottom_right").int()
     tensor([[1, 1, 0],
@@ -61,11 +68,16 @@ def causal_mask(queries: int, keys: int, alignment: Alignment, device: torch.dev
 
 
 def window_mask(
-    queries: int, keys: int, bounds: Bounds, alignment: Alignment, device: torch.device | str = "cpu"
+    queries: int,
+    keys: int,
+    bounds: Bounds,
+    alignment: Alignment,
+    device: torch.device | str = "cpu",
 ) -> Tensor:
     """Return the boolean (L, S) mask of a window, True where query i may attend to key j.
 
-    queries, keys: L and S. bounds: how many keys before and after its own place a query sees, None for all of them.
+    queries, keys: L and S. bounds: how many keys before and after its own place a query sees, None
+        for all of them.
     alignment: of that place, as for `causal_mask`, which is the window (None, 0).
 
     >>> window_mask(2, 4, (1, 0), "bottom_right").int()
@@ -82,7 +94,9 @@ def window_mask(
     return allowed if right is None else allowed & (distances <= right)
 
 
-def alibi_bias(slopes: tuple[float, ...], form: AlibiForm, queries: int, keys: int, alignment: Alignment) -> Tensor:
+def alibi_bias(
+    slopes: tuple[float, ...], form: AlibiForm, queries: int, keys: int, alignment: Alignment
+) -> Tensor:
     """Return the bias (H, L, S) of slopes, one for each head, in float64; see `mha.spec.Alibi`.
 
     queries, keys: L and S. alignment: of the query's place among the keys, as for `causal_mask`.
@@ -102,8 +116,8 @@ def alibi_bias(slopes: tuple[float, ...], form: AlibiForm, queries: int, keys: i
 def join_causal(mask: Tensor | None, causal: Tensor) -> Tensor:
     """Combine a mask with a causal mask, as their logical AND (clause CAU-4).
 
-    mask: of any form, broadcastable to (B, H, L, S), or None. Where the causal mask hides a position, a floating-point
-        mask becomes -infinity, and one of integers 0.
+    mask: of any form, broadcastable to (B, H, L, S), or None. Where the causal mask hides a
+        position, a floating-point mask becomes -infinity, and one of integers 0.
     causal: boolean (L, S), as `causal_mask` returns it.
 
     >>> join_causal(torch.tensor([False, True, True]), causal_mask(1, 3, "top_left"))

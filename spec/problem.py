@@ -24,7 +24,8 @@ class Problem:
     """The inputs of one call, with the configuration and the weights of the attention.
 
     query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim). Two of them may be the same tensor.
-    options: what the call says beside the inputs; the causal mask has the alignment that the implementation claims.
+    options: what the call says beside the inputs; the causal mask has the alignment that the
+        implementation claims.
     square: whether there must be a query for each key, as where they are heads of one sequence.
 
     >>> config, x = Config(d_model=6, n_heads=2), torch.ones(1, 5, 6)
@@ -46,13 +47,18 @@ class Problem:
     square: bool = False
 
     def change(self, **fields: Any) -> Problem:
-        """Return a copy with some fields replaced; those of options and weights too, as in `change(mask=..., w_q=...)`.
+        """Return a copy with some fields replaced; those of options and weights too, as in
+        `change(mask=..., w_q=...)`.
 
-        Without projections, a change of those of an input is one of the input. Raises ValueError for one of the
-        output's.
+        Without projections, a change of those of an input is one of the input. Raises ValueError
+        for one of the output's.
         """
-        parts = {name: fields.pop(name) for name in list(fields) if name in Weights.__dataclass_fields__}
-        options = {name: fields.pop(name) for name in list(fields) if name in Options.__dataclass_fields__}
+        parts = {
+            name: fields.pop(name) for name in list(fields) if name in Weights.__dataclass_fields__
+        }
+        options = {
+            name: fields.pop(name) for name in list(fields) if name in Options.__dataclass_fields__
+        }
         if options:
             fields["options"] = fields.get("options", self.options).change(**options)
         changed = replace(self, **fields)
@@ -63,7 +69,9 @@ class Problem:
         return changed._with_projected_inputs(parts)
 
     def of_heads(self) -> Problem:
-        """Return the attention of the projected heads, side by side and rounded to the dtype, without projections."""
+        """Return the attention of the projected heads, side by side and rounded to the dtype,
+        without projections.
+        """
         config = self.config.of_heads()
         weights = Weights.identity(config, self.query.dtype, self.query.device)
         parts = dict(self.weights.named())
@@ -71,7 +79,9 @@ class Problem:
         return replace(self, config=config, weights=weights, query=query, key=key, value=value)
 
     def _with_projected_inputs(self, parts: dict[str, Tensor | None]) -> Problem:
-        """Return a problem without projections whose inputs are what these projections would make of them."""
+        """Return a problem without projections whose inputs are what these projections would make
+        of them.
+        """
         known = dict(self.weights.named())
         for name in ("w_o", "b_o"):
             changed = parts.get(name)
@@ -80,20 +90,28 @@ class Problem:
         given = {name: x for name, x in parts.items() if x is not None and name[-1] != "o"}
         roles = {name[-1] for name in given}
         query, key, value = (
-            _projected(getattr(self, name), known | given, name[0]) if name[0] in roles else getattr(self, name)
+            (
+                _projected(getattr(self, name), known | given, name[0])
+                if name[0] in roles
+                else getattr(self, name)
+            )
             for name in INPUTS
         )
         return replace(self, query=query, key=key, value=value)
 
     def map_inputs(self, change: Callable[[Tensor], Tensor]) -> Problem:
-        """Return a copy with query, key and value changed; inputs that are the same tensor stay the same tensor."""
+        """Return a copy with query, key and value changed; inputs that are the same tensor stay the
+        same tensor.
+        """
         distinct = {id(tensor): tensor for tensor in (self.query, self.key, self.value)}
         changed = {identity: change(tensor) for identity, tensor in distinct.items()}
         query, key, value = (changed[id(tensor)] for tensor in (self.query, self.key, self.value))
         return replace(self, query=query, key=key, value=value)
 
     def cpu(self) -> Problem:
-        """Return the problem on the CPU, itself if it is there; inputs that are one tensor stay one tensor."""
+        """Return the problem on the CPU, itself if it is there; inputs that are one tensor stay one
+        tensor.
+        """
         if self.query.device.type == "cpu":
             return self
         weights = self.weights.to(self.weights.w_q.dtype, "cpu")
@@ -101,7 +119,9 @@ class Problem:
         return self.map_inputs(torch.Tensor.cpu).change(weights=weights, mask=mask)
 
     def distinct(self, names: Sequence[str] = INPUTS) -> dict[str, Tensor]:
-        """Return these inputs by name; inputs that are the same tensor appear once, under the first of their names."""
+        """Return these inputs by name; inputs that are the same tensor appear once, under the first
+        of their names.
+        """
         by_identity: dict[int, tuple[str, Tensor]] = {}
         for name in names:
             tensor = getattr(self, name)
@@ -109,19 +129,31 @@ class Problem:
         return dict(by_identity.values())
 
     def call(self, attention: Callable[..., Any]) -> Any:
-        """Return what an attention gives for these inputs and options; configuration and weights are its own."""
+        """Return what an attention gives for these inputs and options; configuration and weights
+        are its own.
+        """
         return attention(self.query, self.key, self.value, **self.options.arguments)
 
     def scale(self, claims: Claims) -> float:
-        """Return what the scores are multiplied by: what the call says, or else the scale that is claimed."""
-        return claims.scale_for(self.config.head_dim) if self.options.scale is None else self.options.scale
+        """Return what the scores are multiplied by: what the call says, or else the scale that is
+        claimed.
+        """
+        return (
+            claims.scale_for(self.config.head_dim)
+            if self.options.scale is None
+            else self.options.scale
+        )
 
     def alibi_bias(self, claims: Claims) -> Tensor:
-        """Return the bias of the slopes of the call, (H, L, S), in float64, in the form that is claimed."""
+        """Return the bias of the slopes of the call, (H, L, S), in float64, in the form that is
+        claimed.
+        """
         _, _, queries, keys = self.shape
         declared, slopes = claims.scores.alibi, self.options.alibi
         if declared is None or slopes is None:
-            raise ValueError("a bias of slopes needs slopes in the options, and the claim Scores(alibi=...)")
+            raise ValueError(
+                "a bias of slopes needs slopes in the options, and the claim Scores(alibi=...)"
+            )
         bias = alibi_bias(slopes, declared.form, queries, keys, claims.alignment or "top_left")
         return bias.to(self.query.device)
 
@@ -147,30 +179,43 @@ class Problem:
 
     @property
     def output_shape(self) -> torch.Size:
-        """The shape of the output: that of the query or, without projections, of the contexts side by side."""
+        """The shape of the output: that of the query or, without projections, of the contexts side
+        by side.
+        """
         if self.config.projected:
             return self.query.shape
         return torch.Size((*self.query.shape[:-1], self.config.context_width))
 
     def allowed(self, alignment: Alignment | None) -> Tensor:
-        """Return which query may attend to which key, boolean (B, H, L, S), by mask, causal mask and window together.
+        """Return which query may attend to which key, boolean (B, H, L, S), by mask, causal mask
+        and window together.
 
-        alignment: that of the causal mask and of the window. Raises ValueError if it is None and there is one of these.
+        alignment: that of the causal mask and of the window. Raises ValueError if it is None and
+        there is one of these.
         """
         _, _, queries, keys = self.shape
         if alignment is None and (self.is_causal or self.options.window):
-            raise ValueError("a causal mask or a window needs an alignment, but the implementation claims causal=None")
+            raise ValueError(
+                "a causal mask or a window needs an alignment, but the implementation claims"
+                " causal=None"
+            )
         allowed = torch.ones(self.shape, dtype=torch.bool, device=self.query.device)
         if self.mask is not None:
-            allowed = allowed & (self.mask != (float("-inf") if self.mask.is_floating_point() else 0))
+            allowed = allowed & (
+                self.mask != (float("-inf") if self.mask.is_floating_point() else 0)
+            )
         if self.is_causal and alignment is not None:
             allowed = allowed & causal_mask(queries, keys, alignment, self.query.device)
         if self.options.window is not None and alignment is not None:
-            allowed = allowed & window_mask(queries, keys, self.options.window, alignment, self.query.device)
+            allowed = allowed & window_mask(
+                queries, keys, self.options.window, alignment, self.query.device
+            )
         return allowed
 
     def empty_rows(self, alignment: Alignment | None) -> Tensor:
-        """Return the boolean (B, H, L) of the queries that may attend to no key; see `allowed` for the alignment."""
+        """Return the boolean (B, H, L) of the queries that may attend to no key; see `allowed` for
+        the alignment.
+        """
         empty = ~self.allowed(alignment).any(-1)
         if self.options.sinks is not None:
             empty = empty & ~self._has_sink()[:, None]

@@ -15,8 +15,9 @@ from mha.spec.weights import Weights
 class Output(NamedTuple):
     """The result of one call.
 
-    output: (B, L, D). weights: (B, H, L, S), the attention weights of each head if `need_weights=True` requested them,
-    else None. lse: (B, H, L), the log-sum-exp of each row of scores if `return_lse=True` requested it, else None.
+    output: (B, L, D). weights: (B, H, L, S), the attention weights of each head if
+    `need_weights=True` requested them, else None. lse: (B, H, L), the log-sum-exp of each row of
+    scores if `return_lse=True` requested it, else None.
 
     >>> Output(torch.zeros(2, 5, 6)).weights is None
     True
@@ -28,7 +29,8 @@ class Output(NamedTuple):
 
 
 class Attention(Protocol):
-    """An attention with its weights loaded, in training or evaluation mode like a `torch.nn.Module`.
+    """An attention with its weights loaded, in training or evaluation mode like a
+    `torch.nn.Module`.
 
     >>> class MeanOfValues(torch.nn.Module):
     ...     def forward(self, query, key, value, *, mask=None, is_causal=False, need_weights=False):
@@ -51,10 +53,13 @@ class Attention(Protocol):
         """Return the attention of `query` over `key` and `value`.
 
         query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim).
-        mask: boolean (True = may attend) or floating-point (added to the scores), broadcastable to (B, H, L, S).
-        is_causal: whether to apply the causal mask as well. need_weights: whether to return the weights.
+        mask: boolean (True = may attend) or floating-point (added to the scores), broadcastable to
+            (B, H, L, S).
+        is_causal: whether to apply the causal mask as well. need_weights: whether to return the
+            weights.
         scores: fields of `Options`, such as scale=0.5 or return_lse=True, if they are claimed.
-        Raises for sizes that do not match (clause SHP-6) and for an invalid mask (clause MSK-12).
+            Raises for sizes that do not match (clause SHP-6) and for an invalid mask (clause
+            MSK-12).
         """
         ...
 
@@ -68,7 +73,8 @@ class Attention(Protocol):
 
 
 class Decoder(Attention, Protocol):
-    """An attention that also decodes position by position, with a cache of earlier keys and values (clause INC-1).
+    """An attention that also decodes position by position, with a cache of earlier keys and values
+    (clause INC-1).
 
     >>> class MeanOfValues(torch.nn.Module):
     ...     def decode(self, query, key, value, cache=None, active=None):
@@ -80,20 +86,29 @@ class Decoder(Attention, Protocol):
     """
 
     def decode(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: Any = None,
+        active: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        """Return the output (B, n, D) at the next n positions, which attend causally, and the cache for those after.
+        """Return the output (B, n, D) at the next n positions, which attend causally, and the cache
+        for those after.
 
-        query, key, value: (B, n, D), at these positions; n is 1, unless `Claims.decodes` is "chunks".
+        query, key, value: (B, n, D), at these positions; n is 1, unless `Claims.decodes` is
+            "chunks".
         cache: what the previous call returned; None at the first position.
-        active: boolean (B,), given only where `Claims.decodes_ragged` is claimed. Items where it is False have no
-            position now (n is 1): their part of the cache stays as it is, and their inputs and outputs are ignored.
+        active: boolean (B,), given only where `Claims.decodes_ragged` is claimed. Items where it is
+            False have no position now (n is 1): their part of the cache stays as it is, and their
+            inputs and outputs are ignored.
         """
         ...
 
 
 class CacheEditor(Decoder, Protocol):
-    """A decoder whose caches can be edited between two steps, by the methods that `Claims.cache_edits` names.
+    """A decoder whose caches can be edited between two steps, by the methods that
+    `Claims.cache_edits` names.
 
     >>> class MeanOfValues(torch.nn.Module):
     ...     def reorder_cache(self, cache, items):
@@ -114,7 +129,9 @@ class CacheEditor(Decoder, Protocol):
         ...
 
     def crop_cache(self, cache: Any, length: int) -> Any:
-        """Return a cache of the first `length` positions, as after rejected guesses. This cache is not used again."""
+        """Return a cache of the first `length` positions, as after rejected guesses. This cache is
+        not used again.
+        """
         ...
 
 
@@ -131,13 +148,16 @@ class Differentiable(Attention, Protocol):
     """
 
     def weight_gradients(self) -> dict[str, Tensor]:
-        """Return the gradients that `backward` accumulated, with the names and shapes of `Weights`; zeros if none."""
+        """Return the gradients that `backward` accumulated, with the names and shapes of `Weights`;
+        zeros if none.
+        """
         ...
 
 
 @runtime_checkable
 class Implementation(Protocol):
-    """An implementation of multi-head attention, as the suite tests it: a name, claims, and a way to build it.
+    """An implementation of multi-head attention, as the suite tests it: a name, claims, and a way
+    to build it.
 
     >>> class Example:
     ...     name = "example"
@@ -160,7 +180,9 @@ class Implementation(Protocol):
         """What it can do."""
         ...
 
-    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> Attention:
+    def build(
+        self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
+    ) -> Attention:
         """Return an attention with this configuration and these weights, in `dtype` on `device`.
 
         Raises for an invalid configuration (clauses CFG-1 to CFG-6).

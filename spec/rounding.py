@@ -17,7 +17,8 @@ MOST_REDUCTIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Where an implementation rounds. It enters the error bound; the default is the loosest profile.
+    """Where an implementation rounds. It enters the error bound; the default is the loosest
+    profile.
 
     What is stored:
         scores_stored: scores are stored in the dtype of the inputs between steps, not in the accumulator's.
@@ -57,10 +58,11 @@ class Rounding:
         rescales: how many times at most an online softmax rescales a key's share because the maximum has grown: 0 for a
             softmax over whole rows. None for as many as the scores of each row make it, read from either end.
 
-    ranks: over how many ranks partial results may be shared out. It is not declared: each case says so.
+    ranks: over how many ranks partial results may be shared out. It is not declared: each case says
+    so.
 
-    Raises ValueError for a number outside its range, for which the bound would prove nothing, and for an unknown
-    `products`, `accumulator`, `mode` or `heads_stored`.
+    Raises ValueError for a number outside its range, for which the bound would prove nothing, and
+    for an unknown `products`, `accumulator`, `mode` or `heads_stored`.
 
     >>> Rounding(softmax_stored=False, log_normaliser=False, rescales=0).exp_error  # a plain `torch.softmax`
     40
@@ -94,14 +96,25 @@ class Rounding:
         }
         for name, most in ranges.items():
             if not 0 <= getattr(self, name) <= most:
-                raise ValueError(f"Rounding.{name} must be from 0 to {most}, but is {getattr(self, name)!r}")
-        words = {"products": Products, "accumulator": Accumulator, "mode": Cast, "heads_stored": Quantised}
+                raise ValueError(
+                    f"Rounding.{name} must be from 0 to {most}, but is {getattr(self, name)!r}"
+                )
+        words = {
+            "products": Products,
+            "accumulator": Accumulator,
+            "mode": Cast,
+            "heads_stored": Quantised,
+        }
         for name, known in words.items():
             if getattr(self, name) not in get_args(known):
                 options = ", ".join(repr(word) for word in get_args(known))
-                raise ValueError(f"Rounding.{name} must be one of {options}, but is {getattr(self, name)!r}")
+                raise ValueError(
+                    f"Rounding.{name} must be one of {options}, but is {getattr(self, name)!r}"
+                )
         if self.rescales is not None and self.rescales < 0:
-            raise ValueError(f"Rounding.rescales must be None, 0 or positive, but is {self.rescales!r}")
+            raise ValueError(
+                f"Rounding.rescales must be None, 0 or positive, but is {self.rescales!r}"
+            )
         if not self.ranks >= 1:
             raise ValueError(f"Rounding.ranks must be positive, but is {self.ranks!r}")
 
@@ -119,24 +132,29 @@ class Rounding:
     def exponentials(self) -> int:
         """How many exponentials are on the way of a key, but for those of `rescales`.
 
-        One is its own, and each merge of parts has another one; where weights are made from log-sum-exps, parts of the
-        row may have been merged once without being declared.
+        One is its own, and each merge of parts has another one; where weights are made from
+        log-sum-exps, parts of the row may have been merged once without being declared.
         """
         return 1 + self.merges + (1 if self.log_normaliser else 0)
 
     @property
     def is_coarse(self) -> bool:
-        """Whether results may be far less accurate than those of the plain formula with products in the dtype."""
+        """Whether results may be far less accurate than those of the plain formula with products in
+        the dtype.
+        """
         coarse_sums = bool(self.reductions) or self.accumulator == "float16"
         return coarse_sums or self.products != "ieee" or self.exp_error > LARGEST_EXP_ERROR
 
     @property
     def others(self) -> int:
-        """How many partial results are added to one that is stored, of those of parts of a sum and of ranks."""
+        """How many partial results are added to one that is stored, of those of parts of a sum and
+        of ranks.
+        """
         return self.reductions + (self.ranks - 1 if self.partials_stored else 0)
 
     def exponential(self, *, half: bool) -> int:
-        """Return the error of the exponential in unit roundoffs of the accumulator. half: in half precision.
+        """Return the error of the exponential in unit roundoffs of the accumulator. half: in half
+        precision.
 
         >>> Rounding(exp_error=1024).exponential(half=False)
         64

@@ -1,9 +1,11 @@
-"""The rounding graph of attention: the exact forward pass, with each place where an implementation may store a number.
+"""The rounding graph of attention: the exact forward pass, with each place where an implementation
+may store a number.
 
-The places, from `Rounding`: projected queries, keys and values, before and after the bias, and scaled; scores, as the
-product, scaled, and with a float mask; differences, exponentials and sums of the softmax; weights; contexts; and the
-output, before and after its bias. Over ranks, also parts of contexts and outputs, whatever is on which rank. A
-key/value head is one place, however many query heads share it. What it is for: `mha.spec.directed`.
+The places, from `Rounding`: projected queries, keys and values, before and after the bias, and
+scaled; scores, as the product, scaled, and with a float mask; differences, exponentials and sums of
+the softmax; weights; contexts; and the output, before and after its bias. Over ranks, also parts of
+contexts and outputs, whatever is on which rank. A key/value head is one place, however many query
+heads share it. What it is for: `mha.spec.directed`.
 """
 
 from __future__ import annotations
@@ -30,14 +32,16 @@ Uses = tuple[tuple[Tensor, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundingGraph:
-    """The exact forward pass of one problem in float64, with the places where an implementation may round.
+    """The exact forward pass of one problem in float64, with the places where an implementation may
+    round.
 
-    output: y*, (B, L, D). weights: p, (B, H, L, S). scores: tau q.k, without a mask, (B, H, L, S). query: (B, H, L,
-    d_k). key, value: (B, H, S, d_k), each key/value head repeated for its query heads. context: o, (B, H, L, d_k). w_o:
-    (D, H * d_k). allowed: boolean (B, H, L, S). known: boolean (B, L, 1), the rows with a key in every head; the others
-    follow a policy, and no direction has a part in them. variance: W^2, (B, H, L, S). places: by name, as in
-    `gradients`. kv_heads: how many key/value heads there are. tau: the scale. tau_error: its relative error, if it is
-    stored. store: u_s. S counts extra keys.
+    output: y*, (B, L, D). weights: p, (B, H, L, S). scores: tau q.k, without a mask, (B, H, L, S).
+    query: (B, H, L, d_k). key, value: (B, H, S, d_k), each key/value head repeated for its query
+    heads. context: o, (B, H, L, d_k). w_o: (D, H * d_k). allowed: boolean (B, H, L, S). known:
+    boolean (B, L, 1), the rows with a key in every head; the others follow a policy, and no
+    direction has a part in them. variance: W^2, (B, H, L, S). places: by name, as in `gradients`.
+    kv_heads: how many key/value heads there are. tau: the scale. tau_error: its relative error, if
+    it is stored. store: u_s. S counts extra keys.
     """
 
     output: Tensor
@@ -67,14 +71,19 @@ class RoundingGraph:
         return contexts.transpose(1, 2).flatten(2) @ self.w_o.T
 
     def gradients(self, w: Tensor) -> dict[str, Uses]:
-        """Return d<w, y*> / dx for the numbers x of each place, by name: the backward pass, in closed form.
+        """Return d<w, y*> / dx for the numbers x of each place, by name: the backward pass, in
+        closed form.
 
-        A stored weight has two: where the sum of a row is of the stored numbers, it counts as v_j - o, else as v_j.
+        A stored weight has two: where the sum of a row is of the stored numbers, it counts as v_j -
+        o, else as v_j.
         """
         heads, p = self.context.shape[1], self.weights
         # g_o = w W_o;  c_j = g_o.v_j;  g_s = p_j (c_j - g_o.o);  g_q = tau sum_j g_s k_j
         g_o = (w @ self.w_o).unflatten(-1, (heads, -1)).transpose(1, 2)
-        c, mean = (g_o @ self.value.mT).masked_fill(p == 0, 0.0), (g_o * self.context).sum(-1, keepdim=True)
+        c, mean = (
+            (g_o @ self.value.mT).masked_fill(p == 0, 0.0),
+            (g_o * self.context).sum(-1, keepdim=True),
+        )
         exponential = (c - mean).masked_fill(p == 0, 0.0)
         g_s = p * exponential
         shared = (self.kv_heads, heads // self.kv_heads)
@@ -92,7 +101,8 @@ class RoundingGraph:
 
 
 def rounding_graph(problem: Problem, claims: Claims) -> RoundingGraph:
-    """Return the graph of a problem; raise ValueError for a dtype that is not narrower than its accumulator.
+    """Return the graph of a problem; raise ValueError for a dtype that is not narrower than its
+    accumulator.
 
     >>> from mha.spec import Config, Weights
     >>> config, x = Config(d_model=8, n_heads=2), torch.ones(2, 5, 8).bfloat16()
@@ -105,7 +115,9 @@ def rounding_graph(problem: Problem, claims: Claims) -> RoundingGraph:
 
 
 class _Maker:
-    """Solves a problem in float64, and notes each place where a number may be stored, from `Rounding` and the dtype."""
+    """Solves a problem in float64, and notes each place where a number may be stored, from
+    `Rounding` and the dtype.
+    """
 
     def __init__(self, problem: Problem, claims: Claims) -> None:
         self.problem, self.claims, self.rounding = problem, claims, claims.rounding
@@ -159,13 +171,19 @@ class _Maker:
         def arrange(y: Tensor) -> Tensor:
             if role == "o":
                 return y
-            return F.pad(y.unflatten(-1, (-1, self.config.width_of(role))).transpose(1, 2), (0, 0, 0, grow))
+            return F.pad(
+                y.unflatten(-1, (-1, self.config.width_of(role))).transpose(1, 2), (0, 0, 0, grow)
+            )
 
         x = x.detach().double()
         if not self.config.projected:
             return arrange(x), arrange(x)
         product, size = x @ matrix.T, x.abs() @ matrix.abs().T
-        shift = torch.zeros(len(matrix), dtype=x.dtype, device=x.device) if bias is None else bias.detach().double()
+        shift = (
+            torch.zeros(len(matrix), dtype=x.dtype, device=x.device)
+            if bias is None
+            else bias.detach().double()
+        )
         y, bare = arrange(product + shift), arrange(product)
         copies = copies_of(bare)
         self._stored(name, copies, (bare, 1.0))
@@ -175,7 +193,9 @@ class _Maker:
         return y, bare
 
     def _parts(self, p: Tensor, value: Tensor, context: Tensor, output: Tensor) -> None:
-        """Note what ranks store before they merge contexts, or add up outputs: each part, and all sums but the last."""
+        """Note what ranks store before they merge contexts, or add up outputs: each part, and all
+        sums but the last.
+        """
         ranks, lost = self.rounding.ranks, self.units.subnormal + self.units.flush
         if ranks == 1 or not self.rounding.partials_stored:
             return
@@ -196,7 +216,9 @@ class _Maker:
         return query
 
     def _pair(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return the keys or values with the extra ones, and the same without their bias if that may be left out."""
+        """Return the keys or values with the extra ones, and the same without their bias if that
+        may be left out.
+        """
         config, given = self.config, self.problem.weights
         y, bare = self._linear(name, getattr(self.problem, name), name[0], config.extra_keys)
         if config.extra_keys:
@@ -212,17 +234,22 @@ class _Maker:
         return y, bare
 
     def _quantised(self, name: str, *forms: Tensor) -> None:
-        """Note that queries, keys or values are stored in float8, and then in the dtype again, if that is declared."""
+        """Note that queries, keys or values are stored in float8, and then in the dtype again, if
+        that is declared.
+        """
         if self.rounding.heads_stored:
             copies = copies_of(forms[0])
-            self.places[name].quantise(torch_dtype(self.rounding.heads_stored), self.units.store, copies, *forms)
+            self.places[name].quantise(
+                torch_dtype(self.rounding.heads_stored), self.units.store, copies, *forms
+            )
             self._stored(name, copies, *((x, 1.0) for x in forms))
 
     def _scaled(self, name: str, *forms: Tensor) -> None:
         """Note that queries or keys are stored once scaled, by the scale or by its root."""
         if self.rounding.scaling_roundings:
             factors = (self.tau, math.sqrt(abs(self.tau)))
-            # Inputs are exact, and many of them equal: how they round together is known, and `Place.moves` has it.
+            # Inputs are exact, and many of them equal: how they round together is known, and
+            # `Place.moves` has it.
             copies = copies_of(forms[0]) if self.config.projected else torch.ones_like(forms[0])
             self._stored(name, copies, *((factor * x, factor) for x in forms for factor in factors))
 
@@ -235,7 +262,9 @@ class _Maker:
             self._stored("score", copies, *scaled)
         size = torch.stack([query.abs() @ key.abs().mT for key in keys]).amax(0)
         self.places["score"].own += self.units.gamma(query.shape[-1] + 4) * abs(self.tau) * size
-        self.largest = torch.stack(both).abs().amax((0, -1)) if both[0].shape[-1] else both[0].sum(-1)
+        self.largest = (
+            torch.stack(both).abs().amax((0, -1)) if both[0].shape[-1] else both[0].sum(-1)
+        )
         return both[0]
 
     def _mask(self, scores: Tensor, allowed: Tensor) -> Tensor:
@@ -250,7 +279,9 @@ class _Maker:
                 stored = bias.to(self.dtype).double() != bias
                 self._stored("score", copies_of(bias), (bias.where(stored, 0.0), 1.0))
                 self._stored("score", copies_of(scores), (scores, 1.0))
-        return scores.masked_fill(~allowed, -math.inf).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+        return scores.masked_fill(~allowed, -math.inf).masked_fill(
+            ~allowed.any(-1, keepdim=True), 0.0
+        )
 
     def _softmax(self, scores: Tensor, masked: Tensor, allowed: Tensor) -> Tensor:
         """Return the weights p; see `mha.spec.core` for what a softmax may be wrong by."""
@@ -262,9 +293,11 @@ class _Maker:
         exponentials = rounding.exponentials + rescales_of(masked, rounding)
         own = 3 * u_a * gap + exponentials * (rounding.exponential(half=True) + 4) * u_a
         self.places["score"].own += own
-        # Where the weights are not made of the exponentials of the sum, a row may be off as a whole.
+        # Where the weights are not made of the exponentials of the sum, a row may be off as a
+        # whole.
         self.apart = (p * own).sum(-1, keepdim=True)
-        # The largest exponential of a row is 1 and the weight of an only key is 1, without rounding.
+        # The largest exponential of a row is 1 and the weight of an only key is 1, without
+        # rounding.
         copies = torch.where(e == 1, copies_of(p), torch.maximum(copies_of(p), copies_of(e)))
         if rounding.softmax_stored:
             self._stored("score", copies, (-gap, 1.0))
@@ -272,7 +305,9 @@ class _Maker:
             self._stored("sum", copies_of(total), (total.where(total != 1, 0.0), total))
         if rounding.weights_stored:
             others = p != 1
-            self._stored("weight", copies, (p.where(others, 0.0), 1.0), (e.where(others, 0.0), total))
+            self._stored(
+                "weight", copies, (p.where(others, 0.0), 1.0), (e.where(others, 0.0), total)
+            )
         return p
 
     def _context(self, p: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
@@ -288,13 +323,17 @@ class _Maker:
         return context
 
     def _variance(self, query: Tensor, key: Tensor, repeats: int) -> Tensor:
-        """Return W^2, (B, H, L, S): what each store does to a log-weight, squared, and summed over all of them.
+        """Return W^2, (B, H, L, S): what each store does to a log-weight, squared, and summed over
+        all of them.
 
-        Not the square of all of them together: independent errors add up so, and a score is a sum of many.
+        Not the square of all of them together: independent errors add up so, and a score is a sum
+        of many.
         """
         of_query = self.places["query"].squares(query)
         of_key = self.places["key"].squares(key[:, ::repeats])
-        of_scores = of_query @ key.square().mT + query.square() @ of_key.repeat_interleave(repeats, 1).mT
+        of_scores = (
+            of_query @ key.square().mT + query.square() @ of_key.repeat_interleave(repeats, 1).mT
+        )
         stored = self.places["score"].square + (2.0 if self.rounding.softmax_stored else 0.0)
         return self.units.store**2 * (self.tau**2 * of_scores + stored)
 

@@ -21,7 +21,8 @@ Base = Literal["e", "2"]
 EmptyLse = Literal["-inf", "+inf", "undefined"]
 LseLayout = Literal["b h l", "b l h", "b h l 1", "(b h) l"]
 LseDtype = Literal["float32", "input"]
-# How many keys before and after its own place a query sees, itself not counted; None for all of them.
+# How many keys before and after its own place a query sees, itself not counted; None for all of
+# them.
 Bounds = tuple[int | None, int | None]
 # The options that every attention takes.
 EVERY_CALL = ("mask", "is_causal", "need_weights")
@@ -70,15 +71,18 @@ class Window:
         left, right = bounds
         counted = None if left is None else left + 1
         said = {"left_right": (left, right), "count": (counted,), "count_right": (counted, right)}
-        return tuple(self.unbounded if each is None else each for each in said.get(self.form, (left,)))
+        return tuple(
+            self.unbounded if each is None else each for each in said.get(self.form, (left,))
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Alibi:
     """How slopes become a bias of the scores (clause ALB-1).
 
-    form: for a query at place p, "signed" is m (t - p) for key t, and "symmetric" -m |t - p|. origin: a signed bias is
-        counted from the query's own place, or from "any", which changes no weight.
+    form: for a query at place p, "signed" is m (t - p) for key t, and "symmetric" -m |t - p|.
+        origin: a signed bias is counted from the query's own place, or from "any", which changes no
+        weight.
 
     Raises ValueError for an unknown word.
 
@@ -94,19 +98,23 @@ class Alibi:
         for name, known in (("form", AlibiForm), ("origin", AlibiOrigin)):
             if getattr(self, name) not in get_args(known):
                 words = ", ".join(map(repr, get_args(known)))
-                raise ValueError(f"Alibi.{name} must be one of {words}, but is {getattr(self, name)!r}")
+                raise ValueError(
+                    f"Alibi.{name} must be one of {words}, but is {getattr(self, name)!r}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
     """What a call may say about the scores.
 
-    scale: an explicit scale takes the place of the usual one (clause SCL-1): "positive" ones, or "any", zero and
-        negative ones too; None if there is no such argument. window: the form of an argument for a window.
+    scale: an explicit scale takes the place of the usual one (clause SCL-1): "positive" ones, or
+        "any", zero and negative ones too; None if there is no such argument. window: the form of an
+        argument for a window.
     alignment: of the window where `Claims.causal` is None; otherwise it is that of the causal mask.
-    softcap: scores s become c tanh(s / c), for a cap c of the call, before a float mask is added, or after it.
-    sinks: each head has a sink z: exp(z) is added to the denominator of its weights. The dtype of the tensor (H,) in
-        which they are passed: float32, or that of the inputs.
+    softcap: scores s become c tanh(s / c), for a cap c of the call, before a float mask is added,
+        or after it.
+    sinks: each head has a sink z: exp(z) is added to the denominator of its weights. The dtype of
+        the tensor (H,) in which they are passed: float32, or that of the inputs.
     alibi: how slopes of the heads, a tensor (H,) in float32, become a bias.
 
     Raises ValueError for an unknown word.
@@ -124,7 +132,12 @@ class Scores:
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown word."""
-        words_of = {"scale": ScaleRange, "alignment": Alignment, "softcap": SoftcapPlace, "sinks": SinkDtype}
+        words_of = {
+            "scale": ScaleRange,
+            "alignment": Alignment,
+            "softcap": SoftcapPlace,
+            "sinks": SinkDtype,
+        }
         for name, known in words_of.items():
             value = getattr(self, name)
             if value is not None and value not in get_args(known):
@@ -144,9 +157,10 @@ class Scores:
 class Lse:
     """What the log-sum-exp of the scores is that a call returns beside its context (clause LSE-1).
 
-    base: of the logarithm, and of the exponentials in the sum. empty: that of a query without an allowed key. layout:
-        its axes; the contract's own is (B, H, L). dtype: that of the inputs, or float32, and float64 for inputs in
-        float64. gradient: it can be differentiated (clause LSE-3). sink: a sink of the head is a part of the sum.
+    base: of the logarithm, and of the exponentials in the sum. empty: that of a query without an
+        allowed key. layout: its axes; the contract's own is (B, H, L). dtype: that of the inputs,
+        or float32, and float64 for inputs in float64. gradient: it can be differentiated (clause
+        LSE-3). sink: a sink of the head is a part of the sum.
 
     Raises ValueError for an unknown word.
 
@@ -167,7 +181,9 @@ class Lse:
         for name, known in words.items():
             if getattr(self, name) not in get_args(known):
                 options = ", ".join(map(repr, get_args(known)))
-                raise ValueError(f"Lse.{name} must be one of {options}, but is {getattr(self, name)!r}")
+                raise ValueError(
+                    f"Lse.{name} must be one of {options}, but is {getattr(self, name)!r}"
+                )
 
     @property
     def log_base(self) -> float:
@@ -194,16 +210,20 @@ class Lse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
-    """What a call says beside its inputs; each field is an argument, named as here, of `mha.spec.Attention`.
+    """What a call says beside its inputs; each field is an argument, named as here, of
+    `mha.spec.Attention`.
 
-    mask: boolean (True = may attend) or floating-point (added to the scores), broadcastable to (B, H, L, S), or None.
-    is_causal: whether the causal mask applies as well. need_weights: whether the weights are returned too. scale: what
-    the scores are multiplied by; None for the usual scale, which is not passed then. return_lse: whether the
-    log-sum-exp is returned too; None, which is not passed, where it is not claimed. window: how many keys before and
-    after its own place each query sees, None for all on that side; None for no window, which is not passed then.
-    softcap: c, of scores that become c tanh(s / c), or None, which is not passed then. sinks: a number z for each head,
-    whose exponential is added to the denominator of its weights; None, which is not passed then, for none. alibi: a
-    slope for each head, of a bias that grows with the distance of a key; None, which is not passed then, for none.
+    mask: boolean (True = may attend) or floating-point (added to the scores), broadcastable to (B,
+        H, L, S), or None.
+    is_causal: whether the causal mask applies as well. need_weights: whether the weights are
+        returned too. scale: what the scores are multiplied by; None for the usual scale, which is
+        not passed then. return_lse: whether the log-sum-exp is returned too; None, which is not
+        passed, where it is not claimed. window: how many keys before and after its own place each
+        query sees, None for all on that side; None for no window, which is not passed then.
+    softcap: c, of scores that become c tanh(s / c), or None, which is not passed then. sinks: a
+        number z for each head, whose exponential is added to the denominator of its weights; None,
+        which is not passed then, for none. alibi: a slope for each head, of a bias that grows with
+        the distance of a key; None, which is not passed then, for none.
 
     >>> Options(scale=0.5).arguments
     {'mask': None, 'is_causal': False, 'need_weights': False, 'scale': 0.5}
@@ -221,7 +241,9 @@ class Options:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the call, by name: those that every attention has, and others that are given."""
+        """The arguments of the call, by name: those that every attention has, and others that are
+        given.
+        """
         every = {name: getattr(self, name) for name in EVERY_CALL}
         return every | self.of_scores
 
@@ -229,7 +251,11 @@ class Options:
     def of_scores(self) -> dict[str, Any]:
         """The arguments that an attention has only where it claims them, if they are given."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in given.items() if name not in EVERY_CALL and value is not None}
+        return {
+            name: value
+            for name, value in given.items()
+            if name not in EVERY_CALL and value is not None
+        }
 
     def change(self, **changes: Any) -> Options:
         """Return a copy with some fields replaced."""

@@ -1,7 +1,9 @@
-"""Attention that several processes compute together: what each holds, and how an implementation says so.
+"""Attention that several processes compute together: what each holds, and how an implementation
+says so.
 
-The words are those of torch.distributed: a rank is a process, a mesh the ranks, and a placement says whether a tensor
-is sharded over them along a dimension, `Shard(dim)`, or whole on each, `Replicate()`.
+The words are those of torch.distributed: a rank is a process, a mesh the ranks, and a placement
+says whether a tensor is sharded over them along a dimension, `Shard(dim)`, or whole on each,
+`Replicate()`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Sharded(Implementation, Protocol):
 
     @property
     def placements(self) -> Mapping[str, Placement]:
-        """How "query", "key", "value" and "output" lie: `Shard(1)`, over the sequence, or `Replicate()`."""
+        """How "query", "key", "value" and "output" lie: `Shard(1)`, over the sequence, or
+        `Replicate()`.
+        """
         ...
 
     @property
@@ -55,11 +59,13 @@ class Sharded(Implementation, Protocol):
     ) -> Attention:
         """Return what one rank runs; every rank of the mesh builds it, with the whole weights.
 
-        It is called with this rank's parts: query (B, L_r, D), key and value (B, S_r, D), and a mask with the rows of
-        its queries and the columns of all keys in their original order, (B or 1, H or 1, L_r or 1, S). It returns its
-        part of the output. Gradients of inputs lie as the inputs do; of a mask that several ranks have, each has the
-        gradient of what it has computed, and they are added up. The gradients of weights that it reports as a
-        `mha.spec.Differentiable` are whole on every rank. What it refuses, it refuses on every rank.
+        It is called with this rank's parts: query (B, L_r, D), key and value (B, S_r, D), and a
+        mask with the rows of its queries and the columns of all keys in their original order, (B or
+        1, H or 1, L_r or 1, S). It returns its part of the output. Gradients of inputs lie as the
+        inputs do; of a mask that several ranks have, each has the gradient of what it has computed,
+        and they are added up. The gradients of weights that it reports as a
+        `mha.spec.Differentiable` are whole on every rank. What it refuses, it refuses on every
+        rank.
         """
         ...
 
@@ -67,8 +73,10 @@ class Sharded(Implementation, Protocol):
 def positions(order: Order, length: int, ranks: int) -> list[Tensor]:
     """Return the positions of a sequence that each rank has, in the order in which it has them.
 
-    "contiguous": one chunk each, as `torch.chunk` cuts them, and no position for the ranks that are left over.
-    "zigzag": of twice as many chunks the rank's own, and the one as far from the end, so that causal work is balanced.
+    "contiguous": one chunk each, as `torch.chunk` cuts them, and no position for the ranks that are
+        left over.
+    "zigzag": of twice as many chunks the rank's own, and the one as far from the end, so that
+        causal work is balanced.
     "striped": every so many-th position.
 
     >>> [part.tolist() for part in positions("contiguous", 5, 2)]

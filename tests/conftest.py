@@ -24,7 +24,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what takes long, and of what is `mostly_slow` all cases but the first, unless `make lattice` runs them."""
+    """Skip what takes long, and of what is `mostly_slow` all cases but the first, unless `make
+    lattice` runs them.
+    """
     if os.environ.get("LATTICE"):
         return
     seen = Counter[str]()
@@ -38,7 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the tests fork what judges for them, which is fast, and has the judge as a test has changed it.
+    """Let the tests fork what judges for them, which is fast, and has the judge as a test has
+    changed it.
 
     Torch has no threads here, which a fork would lack: `OMP_NUM_THREADS` is 1.
     """
@@ -48,24 +51,29 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for no cause of failures, which costs much where many classes fail; tests/diagnosis/test_diagnosis.py does."""
+    """Look for no cause of failures, which costs much where many classes fail;
+    tests/diagnosis/test_diagnosis.py does.
+    """
     monkeypatch.setattr(judge, "diagnose", lambda *_: "")
     monkeypatch.setattr(judge, "first_wrong_step", lambda *_: "")
 
 
 @pytest.fixture
 def unshrunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the first failure as it is, unless `make lattice` shrinks it, which takes a third of the time of a fault."""
+    """Take the first failure as it is, unless `make lattice` shrinks it, which takes a third of the
+    time of a fault.
+    """
     if not os.environ.get("LATTICE"):
         # It returns None, so that no failure is worth it.
         monkeypatch.setattr(Search, "_worth_shrinking", Search._find_block)
 
 
 def few(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
-    """Try so many boundary cases of each property, and no random case, unless `make lattice` tries them all.
+    """Try so many boundary cases of each property, and no random case, unless `make lattice` tries
+    them all.
 
-    So few cases are not tried on known-bad answers, which would take as long again and could hardly prove too little;
-    tests/selftest/test_coverage.py does that.
+    So few cases are not tried on known-bad answers, which would take as long again and could hardly
+    prove too little; tests/selftest/test_coverage.py does that.
     """
     if not os.environ.get("LATTICE"):
         fewer = replace(settings.PROFILES["quick"], boundary=boundary, examples=0)

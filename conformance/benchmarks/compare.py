@@ -1,4 +1,6 @@
-"""Implementations timed side by side in interleaved rounds, with confidence intervals and the machine's limit."""
+"""Implementations timed side by side in interleaved rounds, with confidence intervals and the
+machine's limit.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ ERROR = 0.05
 PRODUCT = {"cpu": 1024, "cuda": 8192}
 # A share of the machine's rate above this is an error of measurement.
 TOLERANCE = 1.05
-# Seconds after which no new round starts, and the rounds that are made in any case: fewer give no interval.
+# Seconds after which no new round starts, and the rounds that are made in any case: fewer give no
+# interval.
 LONGEST, FEWEST = 60.0, 6
 HEADINGS = ("ms", "ratio", "95% interval", "share", "GB/s", "MiB")
 
@@ -32,9 +35,11 @@ HEADINGS = ("ms", "ratio", "95% interval", "share", "GB/s", "MiB")
 class Timing:
     """What one implementation took for one workload.
 
-    seconds: of each round. ratios: to the first implementation that was timed, in the same round. memory: the peak in
-    bytes. rate: of the machine's matrix products in the same rounds, in operations per second.
-    skip_reason: why it was not timed, empty if it was. incorrect: whether that is because its results are incorrect.
+    seconds: of each round. ratios: to the first implementation that was timed, in the same round.
+        memory: the peak in bytes. rate: of the machine's matrix products in the same rounds, in
+        operations per second.
+    skip_reason: why it was not timed, empty if it was. incorrect: whether that is because its
+        results are incorrect.
     """
 
     implementation: str
@@ -72,7 +77,9 @@ class Timing:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a 95% confidence interval of the median: two order statistics, valid for every distribution."""
+    """Return a 95% confidence interval of the median: two order statistics, valid for every
+    distribution.
+    """
     ordered, number = sorted(values), len(values)
     below, outside = 0, 0.0
     while below < number // 2:
@@ -84,8 +91,11 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[place], ordered[number - 1 - place]
 
 
-def compare(implementations: Sequence[Implementation], workload: Workload, rounds: int) -> Iterator[Timing]:
-    """Time implementations in interleaved rounds, and yield a timing for each; results are checked outside the time.
+def compare(
+    implementations: Sequence[Implementation], workload: Workload, rounds: int
+) -> Iterator[Timing]:
+    """Time implementations in interleaved rounds, and yield a timing for each; results are checked
+    outside the time.
 
     rounds: fewer are made, at least `FEWEST`, where they take longer than `LONGEST`.
     """
@@ -96,14 +106,21 @@ def compare(implementations: Sequence[Implementation], workload: Workload, round
     first = next(iter(race.seconds), "")
     for name in (implementation.name for implementation in implementations):
         if name in race.incorrect:
-            yield Timing(implementation=name, workload=workload, skip_reason=race.incorrect[name], incorrect=True)
+            yield Timing(
+                implementation=name,
+                workload=workload,
+                skip_reason=race.incorrect[name],
+                incorrect=True,
+            )
             continue
         seconds = tuple(race.seconds[name])
         yield Timing(
             implementation=name,
             workload=workload,
             seconds=seconds,
-            ratios=tuple(own / base for own, base in zip(seconds, race.seconds[first], strict=True)),
+            ratios=tuple(
+                own / base for own, base in zip(seconds, race.seconds[first], strict=True)
+            ),
             memory=race.memory[name],
             rate=rate,
         )
@@ -112,7 +129,8 @@ def compare(implementations: Sequence[Implementation], workload: Workload, round
 class _Race:
     """The rounds of several implementations on one workload.
 
-    seconds, memory: of those whose results are correct so far, by name. incorrect: the message of the others.
+    seconds, memory: of those whose results are correct so far, by name. incorrect: the message of
+    the others.
     """
 
     def __init__(self, implementations: Sequence[Implementation], workload: Workload) -> None:
@@ -152,7 +170,9 @@ class _Race:
         self.seconds[implementation.name] = []
 
     def _round(self, number: int) -> None:
-        """Time every implementation once, each round beginning with another one; drop those with incorrect results."""
+        """Time every implementation once, each round beginning with another one; drop those with
+        incorrect results.
+        """
         names = list(self.runners)
         turn = number % max(1, len(names))
         for name in (*names[turn:], *names[:turn]):
@@ -172,7 +192,9 @@ class _Race:
 
 
 def product_seconds(factors: Tensor) -> float:
-    """Return how many seconds the product of two square matrices takes; factors: of shape (2, n, n)."""
+    """Return how many seconds the product of two square matrices takes; factors: of shape (2, n,
+    n).
+    """
     if factors.is_cuda:
         torch.cuda.synchronize()
     start = perf_counter()

@@ -37,5 +37,7 @@ def timing_section(timings: Sequence[Timing], picture: str = "") -> Section:
         tables.setdefault(timing.workload.title, []).append(timing)
     environment = Environment(autoescape=True, trim_blocks=True)
     environment.filters |= {"visible": visible, "visible_name": visible_name}
-    body = environment.from_string(TEMPLATE).render(tables=tables, headings=HEADINGS, picture=picture)
+    body = environment.from_string(TEMPLATE).render(
+        tables=tables, headings=HEADINGS, picture=picture
+    )
     return Section("Timings", "timings", body)

@@ -26,14 +26,16 @@ PANELS: dict[str, Callable[[Timing], float]] = {
 
 
 def to_svg(timings: Sequence[Timing]) -> str:
-    """Return a picture with each of `PANELS` side by side; each implementation has its own colour and mark."""
+    """Return a picture with each of `PANELS` side by side; each implementation has its own colour
+    and mark.
+    """
     timed = [timing for timing in timings if not timing.skip_reason]
     names = list(dict.fromkeys(timing.implementation for timing in timed))
     width, bottom = LEFT + len(PANELS) * (WIDTH + GAP), TOP + HEIGHT + 60
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 20 * len(names)}" role="img" '
-        f'aria-label="{escape(TITLE)}" font-family="sans-serif" font-size="12">'
-        '<rect width="100%" height="100%" fill="#fff"/>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 20 * len(names)}"'
+        f' role="img" aria-label="{escape(TITLE)}" font-family="sans-serif" font-size="12"><rect'
+        ' width="100%" height="100%" fill="#fff"/>'
     ]
     if not timed:
         return f'{parts[0]}<text x="{LEFT}" y="{TOP}">Nothing was timed.</text></svg>\n'
@@ -43,7 +45,9 @@ def to_svg(timings: Sequence[Timing]) -> str:
         y = bottom + 20 * number
         label = escape(visible_name(name))
         parts.append(f'<path d="M{LEFT} {y}h30" stroke="{_color(number)}" stroke-width="2"/>')
-        parts.append(f'{_mark(number, LEFT + 15, y)}<text x="{LEFT + 40}" y="{y + 4}">{label}</text>')
+        parts.append(
+            f'{_mark(number, LEFT + 15, y)}<text x="{LEFT + 40}" y="{y + 4}">{label}</text>'
+        )
     return "".join(parts) + "</svg>\n"
 
 
@@ -62,11 +66,19 @@ def _panel(timed: Sequence[Timing], names: Sequence[str], title: str, left: int)
     parts = [f'<text x="{left}" y="{TOP - 18}" font-weight="bold">{title}, against length</text>']
     for number, label in ticks:
         parts.append(f'<path d="M{left} {up(number):.1f}h{WIDTH}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{up(number) + 4:.1f}" text-anchor="end">{label}</text>')
+        parts.append(
+            f'<text x="{left - 6}" y="{up(number) + 4:.1f}" text-anchor="end">{label}</text>'
+        )
     for length in lengths:
-        parts.append(f'<text x="{across(length):.0f}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{length}</text>')
+        parts.append(
+            f'<text x="{across(length):.0f}" y="{TOP + HEIGHT + 18}"'
+            f' text-anchor="middle">{length}</text>'
+        )
     for place, name in enumerate(names):
-        own = sorted((t for t in timed if t.implementation == name), key=lambda timing: timing.workload.case.S)
+        own = sorted(
+            (t for t in timed if t.implementation == name),
+            key=lambda timing: timing.workload.case.S,
+        )
         points = [(across(timing.workload.case.S), up(value(timing))) for timing in own]
         line = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         parts.append(f'<path d="M{line}" stroke="{_color(place)}" stroke-width="2" fill="none"/>')
@@ -74,11 +86,17 @@ def _panel(timed: Sequence[Timing], names: Sequence[str], title: str, left: int)
     return parts
 
 
-def _scale(title: str, values: Sequence[float]) -> tuple[list[tuple[float, str]], Callable[[float], float]]:
-    """Return the ticks of an axis with their labels, and a function from a value to its height, from 0 to 1."""
+def _scale(
+    title: str, values: Sequence[float]
+) -> tuple[list[tuple[float, str]], Callable[[float], float]]:
+    """Return the ticks of an axis with their labels, and a function from a value to its height,
+    from 0 to 1.
+    """
     if title == SHARE:
         high = max(1.0, *values)
-        return [(quarter / 4, f"{quarter / 4:.0%}") for quarter in range(5)], lambda value: value / high
+        return [
+            (quarter / 4, f"{quarter / 4:.0%}") for quarter in range(5)
+        ], lambda value: value / high
     logs = [log10(max(value, 1e-6)) for value in values]
     low, top = floor(min(logs)), max(ceil(max(logs)), floor(min(logs)) + 1)
     ticks = [(10.0**power, f"{10.0**power:,.10g}") for power in range(low, top + 1)]

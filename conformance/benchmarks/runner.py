@@ -1,4 +1,6 @@
-"""A workload run by an implementation, on inputs that change at the same addresses, and by the plain formula."""
+"""A workload run by an implementation, on inputs that change at the same addresses, and by the
+plain formula.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,23 @@ from mha.spec.problem import INPUTS
 Results = dict[str, Tensor]
 # The most scores that the plain formula holds at once.
 CHUNK = 1 << 24
-# How many times the error of the plain formula may be on a GPU, in float32 and in gradients of weights: correct kernels
-# had 2.5 and 4.6 times.
+# How many times the error of the plain formula may be on a GPU, in float32 and in gradients of
+# weights: correct kernels had 2.5 and 4.6 times.
 GPU_TIMES = 10
 # L * S from which on memory may run out, and the share of the memory that a call may take.
 LARGE, SHARE = 1 << 24, 0.8
 
 
 class Runner:
-    """One implementation on one workload: `load` copies in the inputs of a seed, `run` is what is timed.
+    """One implementation on one workload: `load` copies in the inputs of a seed, `run` is what is
+    timed.
 
     problems: one for each seed. seed: the place of the one that is loaded.
     """
 
-    def __init__(self, implementation: Implementation, workload: Workload, problems: list[Problem]) -> None:
+    def __init__(
+        self, implementation: Implementation, workload: Workload, problems: list[Problem]
+    ) -> None:
         first = problems[0]
         self.attention: Any = implementation.build(
             first.config, first.weights, dtype=first.query.dtype, device=workload.case.device
@@ -46,7 +51,9 @@ class Runner:
         _ = self.attention.train() if workload.training else self.attention.eval()
         self.workload, self.problems, self.seed = workload, problems, 0
         self.has_weight_gradients = workload.training and implementation.claims.weight_gradients
-        self.inputs = first.map_inputs(lambda x: x.detach().clone().requires_grad_(workload.training))
+        self.inputs = first.map_inputs(
+            lambda x: x.detach().clone().requires_grad_(workload.training)
+        )
         self.inputs = self.inputs.change(mask=None if first.mask is None else first.mask.clone())
         self.upstream = torch.ones_like(first.query)
         decodes = workload.decodes and implementation.claims.decodes
@@ -64,11 +71,15 @@ class Runner:
         _synchronize(self.workload)
 
     def with_weight_gradients(self, results: Results) -> Results:
-        """Return results of `run`, with the gradients of the weights if the implementation claims them."""
+        """Return results of `run`, with the gradients of the weights if the implementation claims
+        them.
+        """
         if not self.has_weight_gradients:
             return results
         with guarded("weight_gradients()"):
-            return results | {f"{name}.grad": grad for name, grad in self.attention.weight_gradients().items()}
+            return results | {
+                f"{name}.grad": grad for name, grad in self.attention.weight_gradients().items()
+            }
 
     def _call(self) -> Results:
         inputs, leaves = self.inputs, self.inputs.distinct()
@@ -81,7 +92,9 @@ class Runner:
             if self.workload.training:
                 output.backward(self.upstream)
         _synchronize(self.workload)
-        gradients = {f"{name}.grad": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        gradients = {
+            f"{name}.grad": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None
+        }
         return {"output": output.detach(), **gradients}
 
     def _decode(self) -> Results:
@@ -108,7 +121,9 @@ class Reference:
     def __init__(self, workload: Workload, problems: list[Problem]) -> None:
         self.expected: list[dict[str, tuple[Tensor, Tensor]]] = []
         with pristine(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on a GPU, the first backward pass warns that it creates a context
+            warnings.simplefilter(
+                "ignore"
+            )  # on a GPU, the first backward pass warns that it creates a context
             self._add(workload, problems)
 
     def _add(self, workload: Workload, problems: list[Problem]) -> None:
@@ -120,10 +135,11 @@ class Reference:
             self.expected.append({name: (value, plain[name]) for name, value in exact.items()})
 
     def expect(self, results: Results, seed: int) -> None:
-        """Raise a Violation unless the root mean square error is at most twice that of the plain formula (NUM-3).
+        """Raise a Violation unless the root mean square error is at most twice that of the plain
+        formula (NUM-3).
 
-        On a GPU it may be `GPU_TIMES` as much in float32, and in gradients of weights, in which errors that all queries
-        share add up. Those are compared only if the results have them.
+        On a GPU it may be `GPU_TIMES` as much in float32, and in gradients of weights, in which
+        errors that all queries share add up. Those are compared only if the results have them.
         """
         output = self.expected[seed]["output"][1]
         require_plain("output", results["output"], [output.dtype], output.device, output.shape)
@@ -132,7 +148,9 @@ class Reference:
                 try:
                     with pristine():
                         result = results.get(name, torch.full_like(plain, torch.nan))
-                        coarse = plain.is_cuda and (plain.dtype == torch.float32 or name.startswith("w_"))
+                        coarse = plain.is_cuda and (
+                            plain.dtype == torch.float32 or name.startswith("w_")
+                        )
                         times = GPU_TIMES if coarse else 2
                         expect_no_worse(name, result, plain, exact, times)
                 except Violation as violation:
@@ -140,12 +158,18 @@ class Reference:
 
 
 def plain_results(problem: Problem, training: bool) -> Results:
-    """Return the output of the plain formula and, in training, the gradients of its sum, some queries at a time.
+    """Return the output of the plain formula and, in training, the gradients of its sum, some
+    queries at a time.
 
-    Gradients are of the inputs and the weight matrices: a bias has too few numbers for a stable root mean square.
+    Gradients are of the inputs and the weight matrices: a bias has too few numbers for a stable
+    root mean square.
     """
     leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_(training))
-    matrices = {n: x.detach().clone().requires_grad_(training) for n, x in problem.weights.named() if x.ndim > 1}
+    matrices = {
+        n: x.detach().clone().requires_grad_(training)
+        for n, x in problem.weights.named()
+        if x.ndim > 1
+    }
     leaves, named = leaves.change(**matrices), leaves.distinct() | matrices
     sums = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in named.items()}
     batch, heads, queries, keys = problem.shape
@@ -159,7 +183,11 @@ def plain_results(problem: Problem, training: bool) -> Results:
             gradients = torch.autograd.grad(output, list(named.values()), torch.ones_like(output))
             for name, gradient in zip(named, gradients, strict=True):
                 sums[name] += gradient
-    totals = {f"{name}.grad": total.to(problem.query.dtype) for name, total in sums.items()} if training else {}
+    totals = (
+        {f"{name}.grad": total.to(problem.query.dtype) for name, total in sums.items()}
+        if training
+        else {}
+    )
     return {"output": torch.cat(outputs, 1), **totals}
 
 
@@ -179,7 +207,10 @@ def memory_shortage(implementation: Implementation, workload: Workload) -> str:
     needed, limit = square + 8 * max(0.0, eighth - square / 64), memory_limit(workload.case.device)
     if needed <= SHARE * limit:
         return ""
-    return f"it would need about {needed / 2**30:.0f} GiB of memory, and there are {limit / 2**30:.0f} GiB"
+    return (
+        f"it would need about {needed / 2**30:.0f} GiB of memory, and there are"
+        f" {limit / 2**30:.0f} GiB"
+    )
 
 
 def _peak_of_part(implementation: Implementation, workload: Workload, part: int) -> int:

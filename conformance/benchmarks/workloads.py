@@ -13,20 +13,47 @@ from mha.conformance.sharding.gathered import runs_on_ranks_only
 from mha.spec import Implementation, Problem
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "encoder": {"B": 8, "n_heads": 8, "head_dim": 64, "L": 128, "S": 128, "mask": "padding", "inputs": "self"},
-    "long": {"B": 1, "n_heads": 8, "head_dim": 64, "L": 2048, "S": 2048, "causal": True, "inputs": "self"},
-    "huge": {"B": 1, "n_heads": 8, "head_dim": 64, "L": 8192, "S": 8192, "causal": True, "inputs": "self"},
-    # The last of 1024 tokens: one step of `decode` on a cache of the others, or one query against all of them.
+    "encoder": {
+        "B": 8,
+        "n_heads": 8,
+        "head_dim": 64,
+        "L": 128,
+        "S": 128,
+        "mask": "padding",
+        "inputs": "self",
+    },
+    "long": {
+        "B": 1,
+        "n_heads": 8,
+        "head_dim": 64,
+        "L": 2048,
+        "S": 2048,
+        "causal": True,
+        "inputs": "self",
+    },
+    "huge": {
+        "B": 1,
+        "n_heads": 8,
+        "head_dim": 64,
+        "L": 8192,
+        "S": 8192,
+        "causal": True,
+        "inputs": "self",
+    },
+    # The last of 1024 tokens: one step of `decode` on a cache of the others, or one query against
+    # all of them.
     "token": {"B": 8, "n_heads": 8, "head_dim": 64, "L": 1, "S": 1024, "inputs": "memory"},
 }
 CUDA_SIZES: dict[str, dict[str, Any]] = {"huge": {"L": 32768, "S": 32768}}
-# The inputs of two seeds alternate at the same addresses, so that results cached by address are incorrect.
+# The inputs of two seeds alternate at the same addresses, so that results cached by address are
+# incorrect.
 SEEDS = (0, 1)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A case to be timed: the forward pass (inference), or the forward and the backward pass (training).
+    """A case to be timed: the forward pass (inference), or the forward and the backward pass
+    (training).
 
     threads: of torch on a CPU.
     """
@@ -41,33 +68,49 @@ class Workload:
         """What is timed, in words."""
         mode = "training" if self.training else "inference"
         title = f"{self.name}, {mode}, {self.case.dtype} on {self.case.device}"
-        return title if self.case.device == "cuda" else f"{title}, {self.threads} thread{'s' * (self.threads > 1)}"
+        return (
+            title
+            if self.case.device == "cuda"
+            else f"{title}, {self.threads} thread{'s' * (self.threads > 1)}"
+        )
 
     def unclaimed(self, implementation: Implementation) -> str:
-        """Return what the workload needs and an implementation does not claim, as a phrase; empty if it is claimed."""
+        """Return what the workload needs and an implementation does not claim, as a phrase; empty
+        if it is claimed.
+        """
         case, claims = self.case, implementation.claims
         if runs_on_ranks_only(implementation):
             return "it runs on ranks only"
         if case.dtype not in claims.dtypes or case.device not in claims.devices:
             return f"{case.dtype} on {case.device} is not claimed"
         if claims.scale is not None:
-            return "it claims a scale, and the plain formula that it is compared with scales by 1/sqrt(d_k)"
+            return (
+                "it claims a scale, and the plain formula that it is compared with scales by"
+                " 1/sqrt(d_k)"
+            )
         missing = {
             "cross_attention": case.inputs != "self" and not claims.cross_attention,
             "masks": case.mask != "none" and "bool" not in claims.masks,
             "causal": case.causal and claims.causal is None,
             "gradients": self.training and not claims.gradients,
         }
-        return next((f"it does not claim {claim}" for claim, is_missing in missing.items() if is_missing), "")
+        return next(
+            (f"it does not claim {claim}" for claim, is_missing in missing.items() if is_missing),
+            "",
+        )
 
     @property
     def decodes(self) -> bool:
-        """Whether one token attends to a cache of the tokens before it, if the implementation has one."""
+        """Whether one token attends to a cache of the tokens before it, if the implementation has
+        one.
+        """
         return self.case.L == 1
 
     @property
     def operations(self) -> float:
-        """The floating-point operations of its matrix products, without masked pairs and what a cache holds."""
+        """The floating-point operations of its matrix products, without masked pairs and what a
+        cache holds.
+        """
         case, width = self.case, self.case.n_heads * self.case.head_dim
         rows = case.B * (2 * case.L + 2 * (1 if self.decodes else case.S))
         pairs = case.B * case.n_heads * case.L * case.S * (0.5 if case.causal else 1.0)
@@ -75,7 +118,9 @@ class Workload:
 
     @property
     def bytes_moved(self) -> int:
-        """The bytes of inputs, weights and output, each once: the least memory traffic of a forward pass."""
+        """The bytes of inputs, weights and output, each once: the least memory traffic of a forward
+        pass.
+        """
         case, width = self.case, self.case.n_heads * self.case.head_dim
         tensors = {"self": 1, "memory": 2}.get(case.inputs, 3)
         numbers = case.B * width * (case.L * 2 + (tensors - 1) * case.S) + 4 * width**2
@@ -87,13 +132,17 @@ class Workload:
         return [first, second.change(weights=first.weights)]
 
 
-def workload_of(shape: str, dtype: str, device: str, *, training: bool, threads: int = 1) -> Workload:
+def workload_of(
+    shape: str, dtype: str, device: str, *, training: bool, threads: int = 1
+) -> Workload:
     """Return the workload of one of `SHAPES`, with its larger sizes on CUDA if it has them."""
     sizes = SHAPES[shape] | (CUDA_SIZES.get(shape, {}) if device == "cuda" else {})
     return Workload(shape, Case(**sizes, dtype=dtype, device=device), training, threads)
 
 
-def workloads_of(shapes: Sequence[str], dtype: str, device: str, *, threads: int = 1) -> list[Workload]:
+def workloads_of(
+    shapes: Sequence[str], dtype: str, device: str, *, threads: int = 1
+) -> list[Workload]:
     """Return the workloads of some shapes, each in inference and, unless it decodes, in training."""
     both = [
         workload_of(shape, dtype, device, training=training, threads=threads)

@@ -1,1 +1,3 @@
-"""Campaigns: many implementations, dtypes and seeds judged as jobs that can be resumed, divided and merged."""
+"""Campaigns: many implementations, dtypes and seeds judged as jobs that can be resumed, divided and
+merged.
+"""

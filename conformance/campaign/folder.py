@@ -43,7 +43,8 @@ class CorruptError(ValueError):
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a job. stops: why clauses were not judged to the end, by clause: a crash, or a limit.
+    """What came of a job. stops: why clauses were not judged to the end, by clause: a crash, or a
+    limit.
 
     retried: the stops of the result that it replaces.
     """
@@ -58,7 +59,8 @@ class Result:
 class Stamp:
     """What a folder is for. keys: of all jobs, in the order of the plan.
 
-    sources: for each target, the files that it is made of, with their digests, by the places where they were.
+    sources: for each target, the files that it is made of, with their digests, by the places where
+        they were.
     broken: as in `Report`. Other machines may have these elsewhere.
     """
 
@@ -85,7 +87,9 @@ class Folder:
     path: Path
 
     def claim(self, stamp: Stamp) -> None:
-        """Make it the folder of a campaign; raises ValueError, in one line, if it is that of another one."""
+        """Make it the folder of a campaign; raises ValueError, in one line, if it is that of
+        another one.
+        """
         if (self.path / PLAN).exists():
             theirs = self.stamp()
             self._require_sources(theirs, stamp)
@@ -94,32 +98,41 @@ class Folder:
                 for name in sorted({*old, *new}):
                     if old.get(name) != new.get(name):
                         raise ValueError(
-                            f"{str(self.path)!r} is the folder of another campaign: {name} is {old.get(name)!r} there, "
-                            f"but {new.get(name)!r} now; name another folder"
+                            f"{str(self.path)!r} is the folder of another campaign: {name} is"
+                            f" {old.get(name)!r} there, but {new.get(name)!r} now; name another"
+                            " folder"
                         )
             if theirs.keys != stamp.keys:
                 raise ValueError(
-                    f"{str(self.path)!r} is the folder of another campaign: [tool.mha] in pyproject.toml, its waivers, "
-                    "or a report in `known` is not what it was; name another folder"
+                    f"{str(self.path)!r} is the folder of another campaign: [tool.mha] in"
+                    " pyproject.toml, its waivers, or a report in `known` is not what it was; name"
+                    " another folder"
                 )
         elif self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
-            raise ValueError(f"{str(self.path)!r} is neither empty nor the folder of a campaign; name another folder")
+            raise ValueError(
+                f"{str(self.path)!r} is neither empty nor the folder of a campaign; name another"
+                " folder"
+            )
         else:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
                 write_own(self.path / PLAN, json.dumps(asdict(stamp), indent=1))
             except OSError as error:
-                raise ValueError(f"{str(self.path)!r} cannot be written: {error.strerror}") from None
+                raise ValueError(
+                    f"{str(self.path)!r} cannot be written: {error.strerror}"
+                ) from None
 
     def _require_sources(self, theirs: Stamp, stamp: Stamp) -> None:
-        """Raise ValueError, in one line, if results are of other files than those that there are now."""
+        """Raise ValueError, in one line, if results are of other files than those that there are
+        now.
+        """
         changed = changed_files(theirs.sources, stamp.sources)
         keys = frozenset(stamp.keys)
         count = sum(key not in keys for key in self.result_keys())
         if changed and count and dict(theirs.plan) == dict(stamp.plan):
             raise ValueError(
-                f"{str(self.path)!r} is the folder of another campaign: {results_in_words(count)} of an earlier "
-                f"version of {named(changed)}; name another folder"
+                f"{str(self.path)!r} is the folder of another campaign: {results_in_words(count)}"
+                f" of an earlier version of {named(changed)}; name another folder"
             )
 
     def result_keys(self) -> Iterator[str]:
@@ -128,7 +141,9 @@ class Folder:
             yield file.stem
 
     def stamp(self) -> Stamp:
-        """Return what the folder is for; raises ValueError, in one line, if it is not that of a campaign."""
+        """Return what the folder is for; raises ValueError, in one line, if it is not that of a
+        campaign.
+        """
         try:
             data = json.loads((self.path / PLAN).read_text(encoding="utf-8"))
             stamp: Stamp = _stamps().validate_python(data)
@@ -136,12 +151,18 @@ class Folder:
                 return stamp
             raise ValueError("a key is not a hash")
         except (OSError, ValueError, RecursionError):
-            raise ValueError(f"{str(self.path)!r} is not the folder of a campaign: it has no valid {PLAN}") from None
+            raise ValueError(
+                f"{str(self.path)!r} is not the folder of a campaign: it has no valid {PLAN}"
+            ) from None
 
     def put(self, result: Result) -> None:
-        """Write a result in the place of an earlier one; raises OSError, and leaves no part of it, if it cannot."""
+        """Write a result in the place of an earlier one; raises OSError, and leaves no part of it,
+        if it cannot.
+        """
         ends = {"stops": dict(result.stops), "retried": dict(result.retried)}
-        content = json.dumps({"key": result.key, **ends, "report": json.loads(result.report.to_json())})
+        content = json.dumps(
+            {"key": result.key, **ends, "report": json.loads(result.report.to_json())}
+        )
         place = self._place(result.key)
         make_own_folder(place.parent.parent)
         make_own_folder(place.parent)
@@ -199,7 +220,9 @@ def placed(sources: Sources) -> dict[str, str]:
     return {place: sources.files[name] for name, place in sources.paths.items()}
 
 
-def changed_files(before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]) -> list[str]:
+def changed_files(
+    before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]
+) -> list[str]:
     """Return the files that both have, with different content."""
     changed = []
     for target, files in before.items():

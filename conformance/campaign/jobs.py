@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from mha.conformance.campaign.supervised import KILLED, MEMORY, OUT_OF_MEMORY, TIMEOUT, Process, Supervised, serve
+from mha.conformance.campaign.supervised import (
+    KILLED,
+    MEMORY,
+    OUT_OF_MEMORY,
+    TIMEOUT,
+    Process,
+    Supervised,
+    serve,
+)
 from mha.conformance.results import Verdict
 
 if TYPE_CHECKING:
@@ -36,7 +44,8 @@ SIZE = "import re; print(re.search(r'VmData:\\s*(\\d+)', open('/proc/self/status
 
 @dataclass
 class Outcome:
-    """What the processes of a job printed: verdicts, as `Verdict` takes them, and why others are missing, by clause.
+    """What the processes of a job printed: verdicts, as `Verdict` takes them, and why others are
+    missing, by clause.
 
     error: why the job cannot be run here at all, as where another version of torch is installed.
     """
@@ -245,8 +254,12 @@ def _judged(data: dict[str, Any]) -> Iterator[dict[str, object]]:
         return
     yield {"torch_changes": list(torch_changes())}
     for clause in job.clauses:
-        verdict = tried_again(resolved, job, judge(resolved, clause, job.dtype, job.device, job.settings))
-        if verdict.status in ("fail", "refused", "harness_error") and OUT_OF_MEMORY.search(verdict.message):
+        verdict = tried_again(
+            resolved, job, judge(resolved, clause, job.dtype, job.device, job.settings)
+        )
+        if verdict.status in ("fail", "refused", "harness_error") and OUT_OF_MEMORY.search(
+            verdict.message
+        ):
             yield {"stops": {clause: MEMORY}}
         else:
             yield {"verdicts": [asdict(verdict)]}
@@ -256,14 +269,18 @@ def _judged(data: dict[str, Any]) -> Iterator[dict[str, object]]:
 
 
 def tried_again(resolved: Resolved, job: Job, verdict: Verdict) -> Verdict:
-    """Return the verdict on a clause; one that is a pass fails if a known case still does, and no waiver covers it."""
+    """Return the verdict on a clause; one that is a pass fails if a known case still does, and no
+    waiver covers it.
+    """
     from mha.conformance.cases.parsing import read_case
     from mha.conformance.engine.replay import replay_case
     from mha.conformance.waivers import waivers_for
 
     implementation, where = resolved.implementation, (verdict.clause, job.dtype, job.device)
     waivers = waivers_for(job.settings.waivers_of(implementation), implementation.name, *where)
-    for _, violated, text in (known for known in job.cases if known[0] == verdict.clause and verdict.status == "pass"):
+    for _, violated, text in (
+        known for known in job.cases if known[0] == verdict.clause and verdict.status == "pass"
+    ):
         case = replace(read_case(text), dtype=job.dtype, device=job.device)
         outcome, message = replay_case(implementation, verdict.clause, case, violated=violated)
         if outcome == "FAILS" and not any(waiver.covers(case, message) for waiver in waivers):
@@ -282,4 +299,7 @@ def _difference(job: Job) -> str:
     here = judge_versions(job.versions["contract"], packages)
     known = {name: number for name, number in job.versions.items() if name != "package"}
     different = [name for name, number in known.items() if here.get(name) != number]
-    return "; ".join(f"{name} is {here.get(name)} where the job runs, not {job.versions[name]}" for name in different)
+    return "; ".join(
+        f"{name} is {here.get(name)} where the job runs, not {job.versions[name]}"
+        for name in different
+    )

@@ -13,7 +13,8 @@ from mha.conformance.engine.workers import all_cores
 
 
 def run_jobs(jobs: Iterable[Job], limits: Limits, workers: int) -> Generator[tuple[Job, bytes]]:
-    """Yield each job when it is done, with what `run_job` returned; closing the iterator kills the others.
+    """Yield each job when it is done, with what `run_job` returned; closing the iterator kills the
+    others.
 
     workers: how many run at once, 0 for one a core.
     """

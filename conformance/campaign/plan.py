@@ -1,4 +1,6 @@
-"""The plan of a campaign, a TOML file, and its jobs, each known by the hash of all that its verdicts depend on."""
+"""The plan of a campaign, a TOML file, and its jobs, each known by the hash of all that its
+verdicts depend on.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,15 @@ LISTS = ("implementations", "dtypes", "devices", "seeds", "clauses", "packages",
 class Plan:
     """What a campaign judges.
 
-    implementations: targets, as `mha check` takes them. dtypes, devices, profile: as of `mha check`; if None, as the
-        project says. seeds: how many, from 0, or which. clauses: ids or families; if empty, as the project says.
-    packages: installed packages that the implementations use, whose versions the results depend on beside their own.
-    known: reports, such as the failures.json of an earlier campaign, whose failing cases are tried again; their jobs
-        come first.
-    group: whether a job has the clauses of a "family", or "all" of them, which takes less time in all.
+    implementations: targets, as `mha check` takes them. dtypes, devices, profile: as of `mha
+        check`; if None, as the project says. seeds: how many, from 0, or which. clauses: ids or
+        families; if empty, as the project says.
+    packages: installed packages that the implementations use, whose versions the results depend on
+        beside their own.
+    known: reports, such as the failures.json of an earlier campaign, whose failing cases are tried
+        again; their jobs come first.
+    group: whether a job has the clauses of a "family", or "all" of them, which takes less time in
+        all.
     timeout: in seconds, memory: in GiB; of each process, 0 for no limit.
     """
 
@@ -72,13 +77,17 @@ class Plan:
         return Limits(self.timeout, self.memory)
 
     def validate(self) -> None:
-        """Raise ValueError, in one line, for numbers that make no sense and for lists that are empty or endless."""
+        """Raise ValueError, in one line, for numbers that make no sense and for lists that are
+        empty or endless.
+        """
         for name in LISTS:
             given = getattr(self, name)
             if given == () and name in ("implementations", "dtypes", "devices"):
                 raise ValueError(f"{name} is empty")
             if isinstance(given, tuple) and len(given) > MOST_WORDS:
-                raise ValueError(f"{name} must have at most {MOST_WORDS} entries, but has {len(given)}")
+                raise ValueError(
+                    f"{name} must have at most {MOST_WORDS} entries, but has {len(given)}"
+                )
         self._validate_seeds()
         if min(self.timeout, self.memory) < 0:
             raise ValueError("timeout and memory must not be negative; 0 is no limit")
@@ -108,11 +117,11 @@ class Limits:
 class Job:
     """What one process judges, and all that its verdicts depend on.
 
-    target: as `resolve` takes it. implementation: its name. sources: digests of the files that it is
-    made of, and the versions of the packages that these import. cases: known to have failed, as clause,
-    property and code. strict, require: as in `Settings`. waivers: of the project for these clauses of
-    the implementation, as tables of TOML. versions: of the judge, torch, Python, the code of the
-    implementation and the packages that the plan names.
+    target: as `resolve` takes it. implementation: its name. sources: digests of the files that it
+    is made of, and the versions of the packages that these import. cases: known to have failed, as
+    clause, property and code. strict, require: as in `Settings`. waivers: of the project for these
+    clauses of the implementation, as tables of TOML. versions: of the judge, torch, Python, the
+    code of the implementation and the packages that the plan names.
     """
 
     target: str
@@ -157,11 +166,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Campaign:
-    """A plan whose words are known and whose implementations are found. versions: of all that its jobs depend on.
+    """A plan whose words are known and whose implementations are found. versions: of all that its
+    jobs depend on.
 
     settings: those of the whole, with the first seed. sources: of each target.
     known: cases that failed before, as a `Job` has them, by implementation, device and dtype.
-    broken, missing: of what "all" names, what cannot be used, and why: by a failure, or for want of something optional.
+    broken, missing: of what "all" names, what cannot be used, and why: by a failure, or for want of
+        something optional.
     """
 
     plan: Plan
@@ -177,11 +188,13 @@ class Campaign:
     def of(plan: Plan) -> Campaign:
         """Find the implementations.
 
-        Raises ValueError, in one line, for a word, target or package that is unknown, for a number that makes no sense,
-        and for more jobs than can be kept.
+        Raises ValueError, in one line, for a word, target or package that is unknown, for a number
+        that makes no sense, and for more jobs than can be kept.
         """
         plan.validate()
-        settings = Settings.of(plan.profile, plan.all_seeds[0], plan.clauses, plan.dtypes, plan.devices)
+        settings = Settings.of(
+            plan.profile, plan.all_seeds[0], plan.clauses, plan.dtypes, plan.devices
+        )
         if plan.memory < AMPLE and (shortage := memory_shortage(plan.memory)):
             raise ValueError(shortage)
         common = judge_versions(settings.contract, plan.packages)
@@ -208,11 +221,15 @@ class Campaign:
         places = [groups[resolved.target] for resolved, *_ in self.places]
         jobs = sum(places) * len(self.plan.all_seeds)
         if jobs > MOST_JOBS:
-            raise ValueError(f"the plan makes {jobs} jobs, but a campaign has at most {MOST_JOBS}; divide it")
+            raise ValueError(
+                f"the plan makes {jobs} jobs, but a campaign has at most {MOST_JOBS}; divide it"
+            )
 
     @property
     def places(self) -> list[tuple[Resolved, str, str]]:
-        """What is judged where: implementations, each on the devices and in the dtypes that it claims."""
+        """What is judged where: implementations, each on the devices and in the dtypes that it
+        claims.
+        """
         places = []
         for resolved in self.resolved.values():
             own = self.settings.of_target(resolved)
@@ -250,7 +267,11 @@ class Campaign:
                     clauses=clauses,
                     seed=seed,
                     profile=self.settings.profile,  # one for all: the jobs make one report
-                    cases=tuple(each for each in known if each[0] in clauses and seed == self.plan.all_seeds[0]),
+                    cases=tuple(
+                        each
+                        for each in known
+                        if each[0] in clauses and seed == self.plan.all_seeds[0]
+                    ),
                     strict=settings.strict,
                     require=tuple(clause for clause in clauses if clause in settings.require),
                     waivers=tuple(waiver.to_toml() for waiver in waivers),
@@ -263,7 +284,9 @@ class Campaign:
         """Return the clauses of an implementation, in the groups that make a job each."""
         groups: dict[str, list[str]] = {}
         for clause in settings.judged_clauses:
-            groups.setdefault(CLAUSES[clause].family if self.plan.group == "family" else "", []).append(clause)
+            groups.setdefault(
+                CLAUSES[clause].family if self.plan.group == "family" else "", []
+            ).append(clause)
         return [tuple(clauses) for clauses in groups.values()]
 
 
@@ -308,7 +331,9 @@ def read_plan(file: Path) -> Plan:
 
 
 def judge_versions(contract: str, packages: Collection[str] = ()) -> dict[str, str]:
-    """Return the versions of the judge, with a hash of its sources, of torch and Python, and of some packages."""
+    """Return the versions of the judge, with a hash of its sources, of torch and Python, and of
+    some packages.
+    """
     named = {}
     for package in packages:
         try:
@@ -321,7 +346,9 @@ def judge_versions(contract: str, packages: Collection[str] = ()) -> dict[str, s
 
 
 def summary_of(found: Targets, target: str) -> str:
-    """Return what a target comes from, with one digest of all its sources; "" for what this package brings."""
+    """Return what a target comes from, with one digest of all its sources; "" for what this package
+    brings.
+    """
     place, sources = place_of(target), found.sources[target]
     if place.startswith("mha."):
         return ""

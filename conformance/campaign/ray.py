@@ -47,7 +47,8 @@ def _reach(address: str) -> None:
 
 
 def run_jobs(jobs: Iterable[Job], limits: Limits, workers: int) -> Generator[tuple[Job, bytes]]:
-    """Yield each job when it is done, with what `run_job` returned; closing the iterator cancels the others.
+    """Yield each job when it is done, with what `run_job` returned; closing the iterator cancels
+    the others.
 
     workers: how many run at once, 0 for as many as the cluster takes.
     """
@@ -70,7 +71,9 @@ def run_jobs(jobs: Iterable[Job], limits: Limits, workers: int) -> Generator[tup
                 job = running.pop(reference)
                 try:
                     text = ray.get(reference)
-                except ray.exceptions.RayTaskError as error:  # as where this package is not installed there
+                except (
+                    ray.exceptions.RayTaskError
+                ) as error:  # as where this package is not installed there
                     last = str(error).strip().splitlines()[-1]
                     raise ValueError(f"{job} cannot be run on the cluster: {last}") from None
                 except ray.exceptions.RayError:  # it was lost too often

@@ -31,15 +31,25 @@ from mha.conformance.shown import markdown_line
 
 # The failing cases, in the folder of the campaign.
 FAILURES = "failures.json"
-COLUMNS = ("clause", "status", "diagnosis or message", "implementations", "dtypes", "seeds", "smallest case")
+COLUMNS = (
+    "clause",
+    "status",
+    "diagnosis or message",
+    "implementations",
+    "dtypes",
+    "seeds",
+    "smallest case",
+)
 
 
 @dataclass
 class Jobs:
-    """What came of the jobs. stops, retried: jobs that ended early, and that did so at first, by the reason.
+    """What came of the jobs. stops, retried: jobs that ended early, and that did so at first, by
+    the reason.
 
-    corrupt: results that could not be read. flaky: jobs that two runs judged differently. outdated: what is said of
-    results that are not of this campaign, or not of the files that are there now. by_target: the jobs that are done.
+    corrupt: results that could not be read. flaky: jobs that two runs judged differently. outdated:
+    what is said of results that are not of this campaign, or not of the files that are there now.
+    by_target: the jobs that are done.
     """
 
     total: int = 0
@@ -55,9 +65,14 @@ class Jobs:
         """Yield what is said of them, in lines."""
         cases = sum(verdict.examples for verdict in report.verdicts)
         took = sum(verdict.seconds for verdict in report.verdicts)
-        yield f"{self.done} of {self.total} jobs, {len(report.all_seeds)} seeds, {cases} cases, {took:.0f} s of judging"
+        yield (
+            f"{self.done} of {self.total} jobs, {len(report.all_seeds)} seeds, {cases} cases,"
+            f" {took:.0f} s of judging"
+        )
         ended, again = "ended early", "ended early at first, and run again"
-        yield from (f"{ended}: {count} clauses: {visible_line(why)}" for why, count in self.stops.items())
+        yield from (
+            f"{ended}: {count} clauses: {visible_line(why)}" for why, count in self.stops.items()
+        )
         yield from (f"{again}: {count}: {visible_line(why)}" for why, count in self.retried.items())
         yield from (f"corrupt, to be run again: {visible_line(place)}" for place in self.corrupt)
         yield from (f"not repeatable: {visible_line(what)}" for what in self.flaky)
@@ -68,12 +83,15 @@ def campaign_report(folders: Sequence[Folder]) -> tuple[Report, Jobs]:
     """Return the report of a campaign whose results are in some folders, and what came of its jobs.
 
     A job that has two results with different verdicts is a fault of the judge: a harness error.
-    Raises ValueError, in one line, for a folder that is not of a campaign, and for folders of different ones.
+    Raises ValueError, in one line, for a folder that is not of a campaign, and for folders of
+    different ones.
     """
     stamp = folders[0].stamp()
     for other in folders[1:]:
         if other.stamp() != stamp:
-            raise ValueError(f"{str(folders[0].path)!r} and {str(other.path)!r} are of different campaigns")
+            raise ValueError(
+                f"{str(folders[0].path)!r} and {str(other.path)!r} are of different campaigns"
+            )
     jobs = Jobs(total=len(stamp.keys))
     reports = _reports(stamp, folders, jobs)
     first = next(reports, None)
@@ -82,7 +100,9 @@ def campaign_report(folders: Sequence[Folder]) -> tuple[Report, Jobs]:
     report = merge(chain([first], reports), across_seeds=True)
     jobs.outdated = [*_outdated(stamp, jobs), *_left_out(stamp, folders)]
     incomplete = jobs.done < jobs.total
-    report = replace(report, versions=dict(stamp.versions), incomplete=incomplete, broken=dict(stamp.broken))
+    report = replace(
+        report, versions=dict(stamp.versions), incomplete=incomplete, broken=dict(stamp.broken)
+    )
     return report, jobs
 
 
@@ -95,13 +115,18 @@ def _outdated(stamp: Stamp, jobs: Jobs) -> Iterator[str]:
 
 
 def _left_out(stamp: Stamp, folders: Sequence[Folder]) -> Iterator[str]:
-    """Yield how many results belong to no job of the campaign, as where they were copied from another one."""
+    """Yield how many results belong to no job of the campaign, as where they were copied from
+    another one.
+    """
     keys = frozenset(stamp.keys)
     for folder in folders:
         count = sum(key not in keys for key in folder.result_keys())
         if count:
             where = str(folder.path)
-            yield f"{results_in_words(count)} of an earlier version or of another plan, and left out: {where!r}"
+            yield (
+                f"{results_in_words(count)} of an earlier version or of another plan, and left out:"
+                f" {where!r}"
+            )
 
 
 def _reports(stamp: Stamp, folders: Sequence[Folder], jobs: Jobs) -> Iterator[Report]:
@@ -129,22 +154,35 @@ def _results(key: str, folders: Sequence[Folder], jobs: Jobs) -> Iterator[Result
 
 
 def _agreed(report: Report, others: Sequence[Report], jobs: Jobs) -> Report:
-    """Return the report of a job, with a harness error for each verdict that another run of the job contradicts."""
+    """Return the report of a job, with a harness error for each verdict that another run of the job
+    contradicts.
+    """
     verdicts = list(report.verdicts)
     for number, verdict in enumerate(verdicts):
         for other in others:
             theirs = next((each for each in other.verdicts if each.clause == verdict.clause), None)
             if theirs and replace(theirs, seconds=verdict.seconds) != verdict:
-                what = f"{status_of(verdict)} in one run of this job and {status_of(theirs)} in another"
-                jobs.flaky.append(f"{verdict.clause} for {verdict.implementation}, seed {report.seed}: {what}")
-                verdicts[number] = replace(verdict, status="harness_error", message=f"not repeatable: {what}")
+                what = (
+                    f"{status_of(verdict)} in one run of this job and {status_of(theirs)} in"
+                    " another"
+                )
+                jobs.flaky.append(
+                    f"{verdict.clause} for {verdict.implementation}, seed {report.seed}: {what}"
+                )
+                verdicts[number] = replace(
+                    verdict, status="harness_error", message=f"not repeatable: {what}"
+                )
     return replace(report, verdicts=tuple(verdicts))
 
 
 def groups(report: Report) -> list[list[Verdict]]:
     """Return the failures by clause and diagnosis, over all implementations; the most severe first."""
     grouped: dict[tuple[str, str, str], list[Verdict]] = {}
-    failing = [verdict for verdict in report.verdicts if is_failure(verdict) and verdict.status != "blocked"]
+    failing = [
+        verdict
+        for verdict in report.verdicts
+        if is_failure(verdict) and verdict.status != "blocked"
+    ]
     for verdict in sorted(failing, key=severity):
         grouped.setdefault((verdict.clause, verdict.status, verdict.diagnosis), []).append(verdict)
     return list(grouped.values())
@@ -171,7 +209,9 @@ def _row(report: Report, same: Sequence[Verdict]) -> tuple[str, ...]:
 
 
 def write_campaign(report: Report, jobs: Jobs, file: Path) -> str:
-    """Write the report in the format of the file's suffix; return an error message, empty if it was written."""
+    """Write the report in the format of the file's suffix; return an error message, empty if it was
+    written.
+    """
     if file.suffix == ".json":
         return write(report, file)
     text = _page(report, jobs) if file.suffix == ".html" else _markdown(report, jobs)
@@ -205,7 +245,9 @@ def _table_row(cells: Sequence[str]) -> str:
 
 
 def keep_failures(report: Report, folder: Folder) -> str:
-    """Write the failures that have a case into the folder; return what to print, empty where there are none."""
+    """Write the failures that have a case into the folder; return what to print, empty where there
+    are none.
+    """
     file = folder.path / FAILURES
     failing = failures(report)
     if not failing and not file.exists():

@@ -40,11 +40,13 @@ class Shard:
         """Return the shard that "2/3" names; raises ValueError for one that does not exist."""
         number, _, of = text.partition("/")
         is_short = len(text) <= 2 * len(str(SHARDS.most)) + 1
-        is_shard = is_short and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)
+        is_shard = (
+            is_short and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)
+        )
         if not (is_shard and SHARDS.has(int(of))):
             raise ValueError(
-                f"--shard takes I/N with I from 1 to N, such as 1/3, and N up to {SHARDS.most}, but was given "
-                f"{text!r:.80}"
+                f"--shard takes I/N with I from 1 to N, such as 1/3, and N up to {SHARDS.most}, but"
+                f" was given {text!r:.80}"
             )
         return Shard(int(number), int(of))
 
@@ -57,7 +59,8 @@ class Shard:
 class RunOptions:
     """How a campaign is run. workers: 0 for one a core or, on a cluster, as many as it takes.
 
-    resume: go on in a folder that has results. retry: run jobs again that crashed or came to a limit.
+    resume: go on in a folder that has results. retry: run jobs again that crashed or came to a
+    limit.
     """
 
     shard: Shard = Shard()
@@ -74,7 +77,9 @@ class RunOptions:
 
 @dataclass
 class RunState:
-    """How far a run is: the number of its jobs, those that had a result, and what came of the others."""
+    """How far a run is: the number of its jobs, those that had a result, and what came of the
+    others.
+    """
 
     total: int = 0
     earlier: int = 0
@@ -83,11 +88,15 @@ class RunState:
     corrupt: list[str] = field(default_factory=list)
 
 
-def run_campaign(campaign: Campaign, folder: Folder, options: RunOptions, state: RunState) -> Generator[Result]:
-    """Run the jobs that have no result yet; yield each result once it is written, and keep `state` up to date.
+def run_campaign(
+    campaign: Campaign, folder: Folder, options: RunOptions, state: RunState
+) -> Generator[Result]:
+    """Run the jobs that have no result yet; yield each result once it is written, and keep `state`
+    up to date.
 
-    Raises ValueError, in one line: before anything is run, for options that cannot be followed and for the folder of
-    another campaign; later, for a result that cannot be written, or a job that another node cannot run.
+    Raises ValueError, in one line: before anything is run, for options that cannot be followed and
+    for the folder of another campaign; later, for a result that cannot be written, or a job that
+    another node cannot run.
     """
     engine = _engine(options)
     folder.claim(Stamp.of(campaign))
@@ -101,7 +110,8 @@ def run_campaign(campaign: Campaign, folder: Folder, options: RunOptions, state:
                 folder.put(result)
             except OSError as error:
                 raise ValueError(
-                    f"the result of {job} cannot be written: {error.strerror}; earlier ones are kept: add --resume"
+                    f"the result of {job} cannot be written: {error.strerror}; earlier ones are"
+                    " kept: add --resume"
                 ) from None
             state.done += 1
             state.stops.update(result.stops.values())
@@ -143,8 +153,8 @@ def _to_run(
             state.earlier += 1
     if state.earlier and not (options.resume or options.retry):
         raise ValueError(
-            f"{str(folder.path)!r} has results of {state.earlier} of these {state.total} jobs; add --resume to keep "
-            "them and run the others"
+            f"{str(folder.path)!r} has results of {state.earlier} of these {state.total} jobs; add"
+            " --resume to keep them and run the others"
         )
     return jobs, replaced
 
@@ -160,7 +170,11 @@ def _result(campaign: Campaign, resolved: Resolved, job: Job, text: bytes) -> Re
         reason = UNFINISHED.get(stop, stop).format(**plan)
         is_blameless = stop in UNFINISHED or stop.startswith(BEFORE)
         status: Status = "harness_error" if is_blameless else "fail"
-        verdicts.append(stopped(resolved, Task(clause, job.dtype, job.device), job.settings, reason, status=status))
+        verdicts.append(
+            stopped(
+                resolved, Task(clause, job.dtype, job.device), job.settings, reason, status=status
+            )
+        )
     targets = {resolved.implementation.name: job.target}
     report = Report.of_run(job.settings, verdicts, targets=targets, started=now())
     common = {name: number for name, number in job.versions.items() if name != "package"}

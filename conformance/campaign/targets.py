@@ -72,8 +72,8 @@ def place_of(target: str) -> str:
 def find_all(targets: Collection[str], memory: float) -> Targets:
     """Find what targets name, each that is not of this package in a process of its own.
 
-    memory: of each process, in GiB; 0 for no limit. Raises ValueError, in one line, for one that cannot be used; among
-    those that "all" names, that is no error.
+    memory: of each process, in GiB; 0 for no limit. Raises ValueError, in one line, for one that
+    cannot be used; among those that "all" names, that is no error.
     """
     named = [(each, target == "all") for target in targets for each in _expanded(target)]
     # In this thread: what an import replaces is found by looking before and after it.
@@ -143,7 +143,8 @@ def work() -> None:
 
 
 def _found(task: Mapping[str, Any]) -> Iterator[dict[str, object]]:
-    # As in the process of a job: what is loaded for the judge does not count as loaded by the target.
+    # As in the process of a job: what is loaded for the judge does not count as loaded by the
+    # target.
     import mha.conformance.engine.judge
     import mha.conformance.harness.isolation  # noqa: F401  so that it is loaded
 

@@ -1,1 +1,3 @@
-"""Cases: small descriptions of a problem, from which the tensors are made, and how cases are chosen."""
+"""Cases: small descriptions of a problem, from which the tensors are made, and how cases are
+chosen.
+"""

@@ -1,4 +1,6 @@
-"""Boundary cases, which leave nothing to chance: any two levels of two fields occur together in some case."""
+"""Boundary cases, which leave nothing to chance: any two levels of two fields occur together in
+some case.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +25,38 @@ LEAST = 48
 
 
 def boundary_cases(space: CaseSpace, most: int = NO_LIMIT) -> list[Case]:
-    """Return cases that cover every two levels of any two fields, sorted by size, then by the values of the fields.
+    """Return cases that cover every two levels of any two fields, sorted by size, then by the
+    values of the fields.
 
-    most: how many of them are tried. There may be more, but no more than hold nearly all that so many can cover.
+    most: how many of them are tried. There may be more, but no more than hold nearly all that so
+    many can cover.
     """
     levels = space.domain.levels(space.longest)
-    rows = [dict(row) for row in pairwise_rows(tuple(levels.items()), space.domain.volume, max(LEAST, 2 * most))]
+    rows = [
+        dict(row)
+        for row in pairwise_rows(tuple(levels.items()), space.domain.volume, max(LEAST, 2 * most))
+    ]
     for name in ("L", "S"):
         _spread_tile_edges(space, rows, name)
     return sorted((space.case({**row, "seed": seed}) for seed, row in enumerate(rows)), key=_order)
 
 
 def _order(case: Case) -> tuple[Any, ...]:
-    """Return the volume of a case and its fields, as text what may be of several types; None is first."""
-    values = (("" if value is None else str(value)) if name in MIXED else value for name, value in vars(case).items())
+    """Return the volume of a case and its fields, as text what may be of several types; None is
+    first.
+    """
+    values = (
+        ("" if value is None else str(value)) if name in MIXED else value
+        for name, value in vars(case).items()
+    )
     return case.B * case.n_heads * case.head_dim * case.L * case.S, tuple(values)
 
 
 def varied(cases: list[Case], most: int) -> list[Case]:
     """Return at most `most` of the cases, in their order.
 
-    They are chosen one by one: the case with the most levels that no chosen case has, then with the most pairs of
-    levels, then the first.
+    They are chosen one by one: the case with the most levels that no chosen case has, then with the
+    most pairs of levels, then the first.
     """
     if len(cases) <= most:
         return cases
@@ -84,7 +96,8 @@ class _Novelty:
 
 
 def _spread_tile_edges(space: CaseSpace, rows: list[dict[str, Any]], name: str) -> None:
-    """Let each tile edge have its turn as the length that stands for all of them, the longest where there is most room.
+    """Let each tile edge have its turn as the length that stands for all of them, the longest where
+    there is most room.
 
     Rows are added for those that remain. name: of the length, "L" or "S".
     """
@@ -107,8 +120,11 @@ def _takes(space: CaseSpace, row: dict[str, Any], name: str, edge: int) -> bool:
 
 
 @lru_cache(maxsize=1 << 12)
-def pairwise_rows(levels: Levels, volume: float, most: int = NO_LIMIT) -> list[tuple[tuple[str, Any], ...]]:
-    """Return rows of (field, level) that cover every two levels of any two fields, those first that cover most.
+def pairwise_rows(
+    levels: Levels, volume: float, most: int = NO_LIMIT
+) -> list[tuple[tuple[str, Any], ...]]:
+    """Return rows of (field, level) that cover every two levels of any two fields, those first that
+    cover most.
 
     levels: of each field. volume: the largest product of the sizes of a row. most: rows at most.
     """
@@ -122,48 +138,67 @@ def pairwise_rows(levels: Levels, volume: float, most: int = NO_LIMIT) -> list[t
 class _Pairs:
     """The pairs of levels that no row has yet.
 
-    nodes: (number of the field, level), for each level of each field. missing: for each node, the bits of those that
-    it has not met. used: how many rows have it.
+    nodes: (number of the field, level), for each level of each field. missing: for each node, the
+    bits of those that it has not met. used: how many rows have it.
     """
 
     def __init__(self, levels: Levels, volume: float) -> None:
         self.levels, self.volume = levels, volume
-        self.nodes = [(field, level) for field, (_, column) in enumerate(levels) for level in column]
-        self.of_field = [[n for n, (own, _) in enumerate(self.nodes) if own == field] for field in range(len(levels))]
+        self.nodes = [
+            (field, level) for field, (_, column) in enumerate(levels) for level in column
+        ]
+        self.of_field = [
+            [n for n, (own, _) in enumerate(self.nodes) if own == field]
+            for field in range(len(levels))
+        ]
         others = [(1 << len(self.nodes)) - 1 - _bits(own) for own in self.of_field]
         self.missing = [others[field] for field, _ in self.nodes]
         self.used = [0] * len(self.nodes)
-        self.least = {field: min(column) for field, (name, column) in enumerate(levels) if name in SIZES}
+        self.least = {
+            field: min(column) for field, (name, column) in enumerate(levels) if name in SIZES
+        }
 
     def next(self) -> dict[int, int]:
         """Return a pair of nodes by their fields, and strike it out; empty if none is left."""
         one = max(range(len(self.nodes)), key=self._left)
         if not self.missing[one]:
             return {}
-        other = max((n for n in range(len(self.nodes)) if self.missing[one] >> n & 1), key=self._left)
+        other = max(
+            (n for n in range(len(self.nodes)) if self.missing[one] >> n & 1), key=self._left
+        )
         self._strike_out((one, other))
         return {self.nodes[n][0]: n for n in (one, other)}
 
     def fits(self, chosen: Mapping[int, int]) -> bool:
         """Return whether these nodes, and the smallest sizes beside them, are within the volume."""
-        sizes = self.least | {field: self.nodes[n][1] for field, n in chosen.items() if field in self.least}
+        sizes = self.least | {
+            field: self.nodes[n][1] for field, n in chosen.items() if field in self.least
+        }
         return bool(prod(sizes.values()) <= self.volume)
 
     def row_with(self, chosen: dict[int, int]) -> tuple[tuple[str, Any], ...]:
-        """Return the row that adds to these nodes, field by field, the one that it has most missing pairs with.
+        """Return the row that adds to these nodes, field by field, the one that it has most missing
+        pairs with.
 
-        Where they are as many, it is the one that fewer rows have, so that few rows are all simplest levels.
+        Where they are as many, it is the one that fewer rows have, so that few rows are all
+        simplest levels.
         """
         bits = _bits(chosen.values())
         for field, nodes in enumerate(self.of_field):
             if field not in chosen:
-                possible = [n for n in nodes if field not in self.least or self.fits(chosen | {field: n})]
-                best = max(possible, key=lambda n: ((self.missing[n] & bits).bit_count(), -self.used[n]))
+                possible = [
+                    n for n in nodes if field not in self.least or self.fits(chosen | {field: n})
+                ]
+                best = max(
+                    possible, key=lambda n: ((self.missing[n] & bits).bit_count(), -self.used[n])
+                )
                 chosen, bits = chosen | {field: best}, bits | 1 << best
         self._strike_out(chosen.values())
         for node in chosen.values():
             self.used[node] += 1
-        return tuple((name, self.nodes[chosen[field]][1]) for field, (name, _) in enumerate(self.levels))
+        return tuple(
+            (name, self.nodes[chosen[field]][1]) for field, (name, _) in enumerate(self.levels)
+        )
 
     def _left(self, node: int) -> int:
         return self.missing[node].bit_count()

@@ -48,26 +48,31 @@ SLOPES: dict[str, Callable[[int, float], float]] = {
 class Case:
     """One example: a configuration, sizes, and how the tensors and the call are made.
 
-    The same case always makes the same tensors. Its repr omits fields that have their default, and runs as code.
+    The same case always makes the same tensors. Its repr omits fields that have their default, and
+    runs as code.
 
-    n_heads, head_dim, bias, n_kv_heads, d_value, kdim, vdim: the configuration. d_model: n_heads * head_dim if None.
+    n_heads, head_dim, bias, n_kv_heads, d_value, kdim, vdim: the configuration. d_model: n_heads *
+        head_dim if None.
     variant: what is not everyday about it, "plain" or a name in `mha.conformance.cases.variants`.
     B, L, S: the sizes: items in the batch, queries, keys.
     dtype, device: names, as in torch.
-    mask: a kind of mask, see `mha.conformance.cases.mask_kinds`. mask_axes: the axes along which it may differ, whatever its
-        kind. additive: a boolean mask is given as 0 and -infinity.
+    mask: a kind of mask, see `mha.conformance.cases.mask_kinds`. mask_axes: the axes along which it
+        may differ, whatever its kind. additive: a boolean mask is given as 0 and -infinity.
     causal: the `is_causal` flag of the call; alignment: of the causal mask where L != S.
-    inputs: "cross" (three tensors), "self" (one tensor passed three times), "memory" (key and value are one tensor),
-        "query_key" (query and key are), or "query_value" (query and value are).
-    layout: the memory layout of the inputs, see `mha.conformance.cases.memory_layouts`; "mixed" gives each a different one.
+    inputs: "cross" (three tensors), "self" (one tensor passed three times), "memory" (key and value
+        are one tensor), "query_key" (query and key are), or "query_value" (query and value are).
+    layout: the memory layout of the inputs, see `mha.conformance.cases.memory_layouts`; "mixed"
+        gives each a different one.
     values: the distribution of the numbers, see `mha.conformance.cases.values`.
     mode: train or eval and the gradient mode of the call, see `mha.conformance.cases.modes`.
     need_weights, return_lse: whether the call asks for the weights, and for the log-sum-exp.
-    scale: an explicit scale of the call, as a multiple of 1/sqrt(d_k); None for none. window: as in `Options`.
+    scale: an explicit scale of the call, as a multiple of 1/sqrt(d_k); None for none. window: as in
+        `Options`.
     softcap: the cap of the call, None for none. sinks: a kind of sinks in `SINKS`, or "none".
     slopes: a kind of slopes in `SLOPES`, or "none".
     ranks: on how many ranks a sharded implementation runs; 0 for the implementation without ranks.
-    projected: whether there are projections; otherwise the inputs are what they would give, as for a kernel.
+    projected: whether there are projections; otherwise the inputs are what they would give, as for
+        a kernel.
     seed: of all random numbers.
 
     >>> Case(L=2, values="large").problem().query.shape
@@ -110,7 +115,11 @@ class Case:
 
     def __repr__(self) -> str:
         given = ((field, getattr(self, field.name)) for field in fields(self))
-        shown = (f"{f.name}={value!r}" for f, value in given if f.default is MISSING or value != f.default)
+        shown = (
+            f"{f.name}={value!r}"
+            for f, value in given
+            if f.default is MISSING or value != f.default
+        )
         return f"Case({', '.join(shown)})"
 
     @property
@@ -138,7 +147,12 @@ class Case:
     def _of_scores(self) -> dict[str, Any]:
         """What the call says about the scores, and asks of them; see `Options`."""
         scale = None if self.scale is None else self.scale * self.head_dim**-0.5
-        given = {"window": self.window, "softcap": self.softcap, "sinks": make_sinks(self), "alibi": make_slopes(self)}
+        given = {
+            "window": self.window,
+            "softcap": self.softcap,
+            "sinks": make_sinks(self),
+            "alibi": make_slopes(self),
+        }
         return given | {"scale": scale, "return_lse": self.return_lse or None}
 
     @property
@@ -147,23 +161,30 @@ class Case:
         return torch.Generator().manual_seed(self.seed)
 
     def problem(self, **changes: Any) -> Problem:
-        """Make the tensors, in the dtype of the case: implementation and oracle see the same, rounded numbers.
+        """Make the tensors, in the dtype of the case: implementation and oracle see the same,
+        rounded numbers.
 
         changes: see `Problem.change`.
         """
         generator = self.generator
         dtype: torch.dtype = getattr(torch, self.dtype)
         config = self._of_projections
-        weights, *made = make_inputs(self.values, config, (self.B, self.L, self.S), generator, dtype)
+        weights, *made = make_inputs(
+            self.values, config, (self.B, self.L, self.S), generator, dtype
+        )
         query, key, value = self._laid_out([x.to(self.device, dtype) for x in made])
         scores = (self.B, self.n_heads, self.L, self.S)
-        mask = make_mask(self.mask, scores, self.alignment if self.causal else None, generator, self.mask_axes)
+        mask = make_mask(
+            self.mask, scores, self.alignment if self.causal else None, generator, self.mask_axes
+        )
         if mask is not None:
             if self.additive:
                 mask = to_convention(mask, "additive", torch.float64)
             if mask.is_floating_point():
                 # A finite entry, however low, must not become -infinity in a narrow dtype.
-                mask = torch.where(mask.isinf(), mask, mask.clamp(min=torch.finfo(dtype).min / 8)).to(dtype)
+                mask = torch.where(
+                    mask.isinf(), mask, mask.clamp(min=torch.finfo(dtype).min / 8)
+                ).to(dtype)
             mask = mask.to(self.device)
         options = Options(mask, self.causal, **self._of_scores)
         problem = Problem(config, weights.to(dtype, self.device), query, key, value, options)
@@ -172,13 +193,17 @@ class Case:
         return problem.change(**changes) if changes else problem
 
     def without_projections(self, problem: Problem) -> Problem:
-        """Return the attention of the projected heads, which are three tensors, in the layout of the case."""
+        """Return the attention of the projected heads, which are three tensors, in the layout of
+        the case.
+        """
         direct = problem.of_heads()
         query, key, value = self._laid_out([direct.query, direct.key, direct.value], "cross")
         return direct.change(query=query, key=key, value=value, square=self.inputs == "self")
 
     def _laid_out(self, inputs: Sequence[Tensor], sharing: str = "") -> tuple[Tensor, ...]:
-        """Return query, key and value in the layout of the case; sharing: which of them are one tensor."""
+        """Return query, key and value in the layout of the case; sharing: which of them are one
+        tensor.
+        """
         layouts = MIXED if self.layout == "mixed" else (self.layout,) * 3
         laid_out = [lay_out(layout, x) for layout, x in zip(layouts, inputs, strict=True)]
         return tuple(laid_out[index] for index in SHARING[sharing or self.inputs])
@@ -195,10 +220,14 @@ def make_slopes(case: Case) -> tuple[float, ...] | None:
     """Return the slopes of a case, one for each head, or None."""
     if case.slopes == "none":
         return None
-    return tuple(SLOPES[case.slopes](head, number) for head, number in enumerate(_of_heads(case, 2)))
+    return tuple(
+        SLOPES[case.slopes](head, number) for head, number in enumerate(_of_heads(case, 2))
+    )
 
 
 def _of_heads(case: Case, stream: int) -> list[float]:
     """Return a multiple of 1/4 in [-3, 3] for each head. stream: another one gives other numbers."""
     generator = torch.Generator().manual_seed(case.seed + stream)
-    return [float(number) / 4 for number in torch.randint(-12, 13, (case.n_heads,), generator=generator)]
+    return [
+        float(number) / 4 for number in torch.randint(-12, 13, (case.n_heads,), generator=generator)
+    ]

@@ -1,4 +1,6 @@
-"""What is claimed of the levels of a domain: masks, sizes, variants, and what a call says about the scores."""
+"""What is claimed of the levels of a domain: masks, sizes, variants, and what a call says about the
+scores.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def sorted_biases(claims: Claims) -> list[bool | str]:
 
 
 def claimed_axes(claims: Claims) -> str:
-    """Return the axes of (B, H, L, S) along which masks may differ; without S if each is a prefix of the keys."""
+    """Return the axes of (B, H, L, S) along which masks may differ; without S if each is a prefix
+    of the keys.
+    """
     differs = {"B": claims.per_item_mask, "H": claims.per_head_mask, "L": claims.per_query_mask}
     differs["S"] = not claims.prefix_masks
     return "".join(axis for axis, claimed in differs.items() if claimed)
@@ -26,7 +30,8 @@ def claimed_axes(claims: Claims) -> str:
 def fit_sizes(row: dict[str, Any], claims: Claims) -> dict[str, Any]:
     """Replace sizes that are not claimed by the next larger ones that are, or by the largest.
 
-    row: the fields of a case. Where all heads share one key and value, it gets the number of key heads.
+    row: the fields of a case. Where all heads share one key and value, it gets the number of key
+    heads.
 
     >>> from mha.spec.claims import Sizes
     >>> sizes = Sizes(head_dims={64}, length_multiple=16)
@@ -52,14 +57,25 @@ def takes_variant(claims: Claims, name: str) -> bool:
 
 def takes_scale(claims: Claims, scale: float | None) -> bool:
     """Return whether an explicit scale is claimed."""
-    return scale is None or claims.scores.scale == "any" or (claims.scores.scale == "positive" and scale > 0)
+    return (
+        scale is None
+        or claims.scores.scale == "any"
+        or (claims.scores.scale == "positive" and scale > 0)
+    )
 
 
-def claimed_windows(claims: Claims, windows: tuple[Bounds | None, ...]) -> tuple[Bounds | None, ...]:
+def claimed_windows(
+    claims: Claims, windows: tuple[Bounds | None, ...]
+) -> tuple[Bounds | None, ...]:
     """Return the windows that the claimed form can say, nearest to these ones."""
     declared = claims.scores.window
-    nearest = (None if window is None or declared is None else declared.nearest(window) for window in windows)
-    kept = (each for each, window in zip(nearest, windows, strict=True) if window is None or declared)
+    nearest = (
+        None if window is None or declared is None else declared.nearest(window)
+        for window in windows
+    )
+    kept = (
+        each for each, window in zip(nearest, windows, strict=True) if window is None or declared
+    )
     return tuple(dict.fromkeys(kept))
 
 
@@ -70,15 +86,21 @@ def takes_mask(claims: Claims, kind: str) -> bool:
 
 
 def axes_for(kind: str, claims: Claims) -> str:
-    """Return the axes along which masks of a kind may differ: not items and queries at once, unless that is claimed."""
+    """Return the axes along which masks of a kind may differ: not items and queries at once, unless
+    that is claimed.
+    """
     joint = {"B", "L"} <= set(EXTENTS[kind])
     return claimed_axes(claims).replace("B", "" if joint and not claims.joint_masks else "B")
 
 
 def mask_form(kind: str, claims: Claims) -> dict[str, Any]:
-    """Return the fields of a case that give a kind of mask its claimed form, where it has another by itself."""
+    """Return the fields of a case that give a kind of mask its claimed form, where it has another
+    by itself.
+    """
     if kind == "none":
         return {}
     claimed = axes_for(kind, claims)
     axes = {} if set(EXTENTS[kind]) <= set(claimed) else {"mask_axes": claimed}
-    return axes | ({"additive": True} if "bool" not in claims.masks and kind not in OF_NUMBERS else {})
+    return axes | (
+        {"additive": True} if "bool" not in claims.masks and kind not in OF_NUMBERS else {}
+    )

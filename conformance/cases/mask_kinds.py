@@ -8,8 +8,8 @@ from torch import Tensor
 from mha.spec import causal_mask
 from mha.spec.claims import Alignment
 
-# The axes of (B, H, L, S) along which a mask of a kind differs. It is broadcast over the others, but not over the keys:
-# MSK-5 does not ask for that.
+# The axes of (B, H, L, S) along which a mask of a kind differs. It is broadcast over the others,
+# but not over the keys: MSK-5 does not ask for that.
 EXTENTS = {
     "all": "BS",
     "keys": "S",
@@ -38,7 +38,8 @@ BOOLEAN = ("keys", "padding", "queries", "items", "head_keys", "heads", "full")
 FLOAT = ("bias", "key_bias", "query_bias", "far_bias", "head_bias", "full_bias")
 # Masks with rows that have no allowed key.
 EMPTY = ("empty_rows", "empty_item", "empty_or_full", "empty_bias", "empty_key_bias", "empty_heads")
-# One for each way of broadcasting, for clauses about something else; COMMON adds no mask, and a float one.
+# One for each way of broadcasting, for clauses about something else; COMMON adds no mask, and a
+# float one.
 FEW = ("padding", "queries", "full")
 COMMON = ("none", *FEW, "bias")
 # No mask, and all but those of EMPTY.
@@ -51,13 +52,17 @@ Shape = tuple[int, int, int, int]
 
 
 def make_mask(  # noqa: PLR0911  one for each way to make a mask
-    kind: str, scores: Shape, causal: Alignment | None, generator: torch.Generator, axes: str = "BHLS"
+    kind: str,
+    scores: Shape,
+    causal: Alignment | None,
+    generator: torch.Generator,
+    axes: str = "BHLS",
 ) -> Tensor | None:
     """Return a mask of a kind, or None for "none".
 
-    scores: (B, H, L, S). causal: the alignment of the causal mask that the call adds, if it does. axes: the mask does
-    not differ along any other axis, whatever its kind; without S, a row allows as many of the first keys as the kind
-    would allow of all.
+    scores: (B, H, L, S). causal: the alignment of the causal mask that the call adds, if it does.
+    axes: the mask does not differ along any other axis, whatever its kind; without S, a row allows
+    as many of the first keys as the kind would allow of all.
 
     "all": everything is allowed.
     "padding": the first keys of an item, or, unless causal, sometimes the last.
@@ -65,9 +70,9 @@ def make_mask(  # noqa: PLR0911  one for each way to make a mask
     "single": one key for each query, which the causal mask allows too.
     "far_bias": 0 or -1e9, which is still a finite number.
     other kinds with "bias": normal numbers, and -infinity for a quarter of the pairs.
-    all others: each pair of a query and a key is allowed with probability 1/2.
-    Kinds of `EMPTY` leave at least one row of the mask without a key, and sometimes all. The others leave every row
-    one, after the causal mask too.
+    all others: each pair of a query and a key is allowed with probability 1/2. Kinds of `EMPTY`
+        leave at least one row of the mask without a key, and sometimes all. The others leave every
+        row one, after the causal mask too.
     """
     if kind == "none":
         return None
@@ -75,7 +80,8 @@ def make_mask(  # noqa: PLR0911  one for each way to make a mask
         mask = make_mask(kind, scores, causal, generator, f"{axes}S")
         return None if mask is None else mask.sort(-1, descending=True).values
     batch, heads, queries, keys = (
-        size if axis in EXTENTS[kind] and axis in axes else 1 for axis, size in zip("BHLS", scores, strict=True)
+        size if axis in EXTENTS[kind] and axis in axes else 1
+        for axis, size in zip("BHLS", scores, strict=True)
     )
     shape = batch, heads, queries, keys
     if kind == "padding":
@@ -85,7 +91,9 @@ def make_mask(  # noqa: PLR0911  one for each way to make a mask
     if kind == "blocks":
         allowed = _blocks(shape, generator)
         return allowed | _rescue(allowed, scores, causal, generator)
-    allowed = _drawn(kind, shape, scores, causal, generator).expand(*shape[:3], scores[3]).contiguous()
+    allowed = (
+        _drawn(kind, shape, scores, causal, generator).expand(*shape[:3], scores[3]).contiguous()
+    )
     if kind == "far_bias":
         return torch.zeros(shape, dtype=torch.float64).masked_fill(~allowed, -1e9)
     if kind in OF_NUMBERS:
@@ -104,7 +112,9 @@ def _padding(shape: Shape, causal: Alignment | None, generator: torch.Generator)
     return torch.where(left, allowed.flip(-1), allowed) if causal is None else allowed
 
 
-def _allowed_key(shape: Shape, scores: Shape, causal: Alignment | None, generator: torch.Generator) -> Tensor:
+def _allowed_key(
+    shape: Shape, scores: Shape, causal: Alignment | None, generator: torch.Generator
+) -> Tensor:
     """Return one key for each row of a mask, at random, among those that the causal mask allows."""
     drawn = torch.randint(shape[-1], (*shape[:-1], 1), generator=generator)
     if causal is None:
@@ -116,12 +126,20 @@ def _allowed_key(shape: Shape, scores: Shape, causal: Alignment | None, generato
 def _blocks(shape: Shape, generator: torch.Generator) -> Tensor:
     batch, heads, queries, keys = shape
     size = 16 if keys < 256 else 128
-    tiles = torch.rand((batch, heads, -(-queries // size), -(-keys // size)), generator=generator) < 0.5
-    return tiles.repeat_interleave(size, -1)[..., :keys].repeat_interleave(size, -2)[..., :queries, :]
+    tiles = (
+        torch.rand((batch, heads, -(-queries // size), -(-keys // size)), generator=generator) < 0.5
+    )
+    return tiles.repeat_interleave(size, -1)[..., :keys].repeat_interleave(size, -2)[
+        ..., :queries, :
+    ]
 
 
-def _drawn(kind: str, shape: Shape, scores: Shape, causal: Alignment | None, generator: torch.Generator) -> Tensor:
-    """Return which pairs of a mask are allowed, each drawn on its own; rows are emptied for kinds of `EMPTY`."""
+def _drawn(
+    kind: str, shape: Shape, scores: Shape, causal: Alignment | None, generator: torch.Generator
+) -> Tensor:
+    """Return which pairs of a mask are allowed, each drawn on its own; rows are emptied for kinds
+    of `EMPTY`.
+    """
     probability = 2.0 if kind == "all" else 0.75 if kind in OF_NUMBERS else 0.5
     allowed = torch.rand(shape, generator=generator) < probability
     allowed |= _rescue(allowed, scores, None if kind in EMPTY else causal, generator)
@@ -133,8 +151,12 @@ def _drawn(kind: str, shape: Shape, scores: Shape, causal: Alignment | None, gen
     return allowed
 
 
-def _rescue(allowed: Tensor, scores: Shape, causal: Alignment | None, generator: torch.Generator) -> Tensor:
-    """Return which pairs to allow as well, so that every row has a key: the first one if causal, else a random one."""
+def _rescue(
+    allowed: Tensor, scores: Shape, causal: Alignment | None, generator: torch.Generator
+) -> Tensor:
+    """Return which pairs to allow as well, so that every row has a key: the first one if causal,
+    else a random one.
+    """
     keys = allowed.shape[-1]
     if causal is None or keys == 1:
         spare = torch.randint(keys, (*allowed.shape[:-1], 1), generator=generator)

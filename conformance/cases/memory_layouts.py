@@ -15,7 +15,8 @@ FAR = 1e4
 def _around(x: Tensor, *shape: int) -> Tensor:
     """Return a tensor of this shape, of what lies around x in memory: NaN, which no sum hides.
 
-    On CPUs with AMX, torch reads beyond a row of bfloat16, times zero: large numbers hold a kernel to as much as that.
+    On CPUs with AMX, torch reads beyond a row of bfloat16, times zero: large numbers hold a kernel
+    to as much as that.
     """
     finite = x.device.type == "cpu" and traits_of(x.dtype).half
     return x.new_full(shape, FAR if finite else float("nan"))
@@ -70,7 +71,9 @@ MIXED = ("transposed", "sliced", "strided")
 
 
 def copy_of(x: Tensor) -> Tensor:
-    """Return a detached copy with the same strides and storage offset, and the same numbers around it in memory."""
+    """Return a detached copy with the same strides and storage offset, and the same numbers around
+    it in memory.
+    """
     extent = x.untyped_storage().nbytes() // x.element_size()
     whole = x.detach().as_strided((extent,), (1,), 0).clone()
     return whole.as_strided(x.shape, x.stride(), x.storage_offset())
@@ -82,5 +85,7 @@ def leaf_of(x: Tensor) -> Tensor:
 
 
 def lay_out(layout: str, x: Tensor) -> Tensor:
-    """Return x, of shape (batch, length, width), in a layout; the numbers around it in memory would spoil a result."""
+    """Return x, of shape (batch, length, width), in a layout; the numbers around it in memory would
+    spoil a result.
+    """
     return LAYOUTS[layout](x)

@@ -12,7 +12,8 @@ import torch
 class Mode(NamedTuple):
     """The mode of a call.
 
-    training: whether the module is in training mode. enter: makes the context manager of the call, for a device.
+    training: whether the module is in training mode. enter: makes the context manager of the call,
+        for a device.
     code: the source of that context manager, with {device} for the device; empty if there is none.
     """
 
@@ -28,6 +29,8 @@ MODES = {
     "inference": Mode(False, lambda device: torch.inference_mode(), "torch.inference_mode()"),
     "train_no_grad": Mode(True, lambda device: torch.no_grad(), "torch.no_grad()"),
     "autocast": Mode(
-        False, lambda device: torch.autocast(device, torch.bfloat16), "torch.autocast({device!r}, torch.bfloat16)"
+        False,
+        lambda device: torch.autocast(device, torch.bfloat16),
+        "torch.autocast({device!r}, torch.bfloat16)",
     ),
 }

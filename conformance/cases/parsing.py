@@ -35,7 +35,9 @@ WORDS: dict[str, Collection[str]] = {
 
 
 def _is_window(value: Any) -> bool:
-    """Return whether a value is a window: two numbers that are not negative, or None in place of one."""
+    """Return whether a value is a window: two numbers that are not negative, or None in place of
+    one.
+    """
     pair = value if isinstance(value, tuple) and len(value) == 2 else ("",)
     return all(each is None or (type(each) is int and each >= 0) for each in pair)
 
@@ -55,31 +57,38 @@ OPTIONAL: dict[str, int | float] = {
     "scale": 1.0,
     "softcap": 1.0,
 }
-# In characters, of the text of a case. Of a seed and of the number of ranks. No tensor of a case has more numbers:
-# in float64, that is half a GiB.
+# In characters, of the text of a case. Of a seed and of the number of ranks. No tensor of a case
+# has more numbers: in float64, that is half a GiB.
 LONGEST, LARGEST_SEED, MOST_RANKS, MOST_NUMBERS = 1000, (1 << 63) - 1, 64, 1 << 26
 # Names that fields have in reports of format 1.
 OLD_NAMES = {"regime": "values", "path": "mode"}
 
 
 def read_case(text: str) -> Case:
-    """Read a case from its repr, without running it as code; raises ValueError, in one line, for anything else.
+    """Read a case from its repr, without running it as code; raises ValueError, in one line, for
+    anything else.
 
     >>> read_case("Case(L=2, regime='large')")
     Case(L=2, values='large')
     """
     if len(text) > LONGEST:
-        raise ValueError(f"{text[:80]!r} is not a case: it has {len(text):,} characters, more than {LONGEST}")
+        raise ValueError(
+            f"{text[:80]!r} is not a case: it has {len(text):,} characters, more than {LONGEST}"
+        )
     try:
         call = _call_of(text)
         words = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         reason = error.args[0] if error.args else "it is too long"
-        raise ValueError(f"{text[:80]!r} is not a case, such as Case(L=2, mask='padding'): {reason}") from None
+        raise ValueError(
+            f"{text[:80]!r} is not a case, such as Case(L=2, mask='padding'): {reason}"
+        ) from None
     known = {field.name: field.default for field in fields(Case)}
     given = {OLD_NAMES.get(name, name): value for name, value in words.items()}
     if call.args or not set(given) <= set(known):
-        raise ValueError(f"a case takes only {', '.join(sorted(known))}, all by name, but this is {text[:80]!r}")
+        raise ValueError(
+            f"a case takes only {', '.join(sorted(known))}, all by name, but this is {text[:80]!r}"
+        )
     for name, value in given.items():
         _validate(name, value, known[name])
     case = Case(**given)
@@ -100,9 +109,13 @@ def _validate(name: str, value: Any, default: Any) -> None:
     if name in OPTIONAL and value is not None:
         default = OPTIONAL[name]
     if type(value) is not type(default) or (type(value) is int and value < 0):
-        raise ValueError(f"the {name} of a case must be a value such as {default!r}, but is {value!r:.80}")
+        raise ValueError(
+            f"the {name} of a case must be a value such as {default!r}, but is {value!r:.80}"
+        )
     if name in WORDS and value not in WORDS[name]:
-        raise ValueError(f"unknown {name} of a case: {value!r:.80}; known: {', '.join(WORDS[name])}")
+        raise ValueError(
+            f"unknown {name} of a case: {value!r:.80}; known: {', '.join(WORDS[name])}"
+        )
 
 
 def is_size(name: str) -> bool:
@@ -130,7 +143,9 @@ def _validate_sizes(case: Case) -> None:
     numbers["heads"] = _product(case.n_heads, case.head_dim)
     for name, number in numbers.items():
         if number > MOST_NUMBERS:
-            raise ValueError(f"the case is too large: {name} would have more than {MOST_NUMBERS:,} numbers")
+            raise ValueError(
+                f"the case is too large: {name} would have more than {MOST_NUMBERS:,} numbers"
+            )
 
 
 def _product(*sizes: int) -> int:

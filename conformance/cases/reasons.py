@@ -10,7 +10,8 @@ OTHER_DTYPES = "other dtypes"
 
 @dataclass(frozen=True, slots=True)
 class NeedsClaim:
-    """A claim is missing: a field of `Claims`, with the value that is needed if it is not the only other one.
+    """A claim is missing: a field of `Claims`, with the value that is needed if it is not the only
+    other one.
 
     >>> reason = NeedsClaim("masks", '{"float"}')
     >>> str(reason), reason.topic
@@ -52,7 +53,9 @@ class OtherDtypes:
 
 @dataclass(frozen=True, slots=True)
 class NotApplicable:
-    """Any other reason, in words; the topic is what reports count it under, or "" for the words themselves."""
+    """Any other reason, in words; the topic is what reports count it under, or "" for the words
+    themselves.
+    """
 
     text: str
     topic: str = ""

@@ -10,9 +10,11 @@ from mha.spec.dtypes import computable
 
 
 def plain_formula(problem: Problem, allowed: Tensor, scale: float | None = None) -> Tensor:
-    """Return softmax(tau q k^T + mask) v, with the projections, each step in the dtype of the inputs.
+    """Return softmax(tau q k^T + mask) v, with the projections, each step in the dtype of the
+    inputs.
 
-    allowed: boolean (B, H, L, S), which query may attend to which key. scale: tau, by default 1/sqrt(d_k).
+    allowed: boolean (B, H, L, S), which query may attend to which key. scale: tau, by default
+    1/sqrt(d_k).
     """
     weights_by_name = {name: computable(tensor) for name, tensor in problem.weights.named()}
     config = problem.config
@@ -20,10 +22,15 @@ def plain_formula(problem: Problem, allowed: Tensor, scale: float | None = None)
     def project(x: Tensor, role: str) -> Tensor:
         if not config.projected:
             return computable(x)
-        return F.linear(computable(x), weights_by_name[f"w_{role}"], weights_by_name.get(f"b_{role}"))
+        return F.linear(
+            computable(x), weights_by_name[f"w_{role}"], weights_by_name.get(f"b_{role}")
+        )
 
     inputs = {"q": problem.query, "k": problem.key, "v": problem.value}
-    split = [project(x, role).unflatten(-1, (-1, config.width_of(role))).transpose(1, 2) for role, x in inputs.items()]
+    split = [
+        project(x, role).unflatten(-1, (-1, config.width_of(role))).transpose(1, 2)
+        for role, x in inputs.items()
+    ]
     q, k, v = (x.repeat_interleave(config.n_heads // x.shape[1], 1) for x in split)
     scores = q @ k.mT * (config.head_dim**-0.5 if scale is None else scale)
     if problem.mask is not None and problem.mask.is_floating_point():

@@ -15,8 +15,16 @@ from mha.conformance.cases.domain import SIZES, VOLUMES, CaseSpace, Domain
 BASE = 64
 FEW_CHOICES = 99  # so many or fewer, for the reason that `integers` gives
 TILES = (16, 32, 64, 128, 256, 512)
-# Sizes that code may confuse without failing where they are equal: in some cases, the second takes the first's value.
-COINCIDENCES = (("n_heads", "B"), ("B", "S"), ("L", "S"), ("B", "L"), ("n_heads", "head_dim"), ("n_heads", "S"))
+# Sizes that code may confuse without failing where they are equal: in some cases, the second takes
+# the first's value.
+COINCIDENCES = (
+    ("n_heads", "B"),
+    ("B", "S"),
+    ("L", "S"),
+    ("B", "L"),
+    ("n_heads", "head_dim"),
+    ("n_heads", "S"),
+)
 
 
 def drawn_cases(space: CaseSpace) -> SearchStrategy[Case]:
@@ -26,8 +34,10 @@ def drawn_cases(space: CaseSpace) -> SearchStrategy[Case]:
     fields: dict[str, SearchStrategy[Any]] = {
         "L": lengths(domain.min_L, limit),
         "S": lengths(domain.min_S, limit),
-        "n_heads": st.integers(domain.min_heads, max(domain.min_heads, min(domain.max_heads, 4)))
-        | st.integers(domain.min_heads, domain.max_heads),
+        "n_heads": (
+            st.integers(domain.min_heads, max(domain.min_heads, min(domain.max_heads, 4)))
+            | st.integers(domain.min_heads, domain.max_heads)
+        ),
         "head_dim": st.integers(domain.min_head_dim, max(domain.min_head_dim, 8)),
         "B": st.integers(domain.min_B, domain.max_B),
     }
@@ -38,7 +48,9 @@ def drawn_cases(space: CaseSpace) -> SearchStrategy[Case]:
     levels = domain.levels(longest).items()
     fields |= {name: st.sampled_from(values) for name, values in levels if name not in fields}
     fields["seed"] = integers(0, 2**16)
-    fields["equal"] = st.none() | st.sampled_from(COINCIDENCES) if domain.scale == "small" else st.none()
+    fields["equal"] = (
+        st.none() | st.sampled_from(COINCIDENCES) if domain.scale == "small" else st.none()
+    )
 
     def case_of(drawn: tuple[Any, ...]) -> Case:
         row = dict(zip(fields, drawn, strict=True))
@@ -67,7 +79,8 @@ def _within_volume(domain: Domain, row: dict[str, Any]) -> dict[str, Any]:
 def simpler_cases(space: CaseSpace, case: Case) -> SearchStrategy[Case]:
     """Return cases between the simplest of a domain and one that failed, for Hypothesis to shrink.
 
-    Each field keeps its value with a probability of about 7/8, so the failing case itself is drawn soon.
+    Each field keeps its value with a probability of about 7/8, so the failing case itself is drawn
+    soon.
     """
 
     @st.composite
@@ -86,8 +99,9 @@ def simpler_cases(space: CaseSpace, case: Case) -> SearchStrategy[Case]:
 def integers(smallest: int, largest: int) -> SearchStrategy[int]:
     """Return a strategy of integers, drawn digit by digit in base 64.
 
-    Hypothesis mixes the integers that it finds in loaded source files, those of 100 or more, into what it draws. With a
-    larger base, the cases of a seed would depend on what else has been imported.
+    Hypothesis mixes the integers that it finds in loaded source files, those of 100 or more, into
+    what it draws. With a larger base, the cases of a seed would depend on what else has been
+    imported.
     """
     most = largest - smallest
     if most < BASE:
@@ -100,7 +114,9 @@ def integers(smallest: int, largest: int) -> SearchStrategy[int]:
 
 
 def lengths(smallest: int, longest: int) -> SearchStrategy[int]:
-    """Return a strategy of lengths: mostly small ones, and multiples of a tile size, plus or minus 1 or exactly."""
+    """Return a strategy of lengths: mostly small ones, and multiples of a tile size, plus or minus
+    1 or exactly.
+    """
     small = st.integers(smallest, max(smallest, min(longest, 8)))
     tiles = [tile for tile in TILES if tile + 1 <= longest]
     if not tiles or smallest >= tiles[0]:

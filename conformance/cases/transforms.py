@@ -15,11 +15,15 @@ from mha.spec.dtypes import computable
 
 
 def passing_heads(problem: Problem) -> Problem:
-    """Set W_o to the identity and b_o to zero, so that the output is the contexts of the heads, concatenated.
+    """Set W_o to the identity and b_o to zero, so that the output is the contexts of the heads,
+    concatenated.
 
-    With heads of their own width (`Config.d_head`), it is cut to d_model columns, or filled up with zeros.
+    With heads of their own width (`Config.d_head`), it is cut to d_model columns, or filled up with
+    zeros.
     """
-    eye = torch.eye(*problem.weights.w_o.shape, dtype=problem.query.dtype, device=problem.query.device)
+    eye = torch.eye(
+        *problem.weights.w_o.shape, dtype=problem.query.dtype, device=problem.query.device
+    )
     b_o = problem.weights.b_o
     return problem.change(w_o=eye, b_o=None if b_o is None else torch.zeros_like(b_o))
 
@@ -27,26 +31,35 @@ def passing_heads(problem: Problem) -> Problem:
 def zeroed(problem: Problem, *names: str) -> Problem:
     """Set the weights of these names to zero; names that it does not have are ignored."""
     return problem.change(
-        **{name: (computable(tensor) * 0).to(tensor.dtype) for name, tensor in problem.weights.named() if name in names}
+        **{
+            name: (computable(tensor) * 0).to(tensor.dtype)
+            for name, tensor in problem.weights.named()
+            if name in names
+        }
     )
 
 
 def with_weights_as_output(case: Case, claims: Claims) -> Problem:
-    """Return a problem of the case whose output shows the weights: see `weights_in`. d_k is S, or more."""
+    """Return a problem of the case whose output shows the weights: see `weights_in`. d_k is S, or
+    more.
+    """
     width = max(case.head_dim, case.S, case.L if case.inputs == "self" else 1)
     return showing_weights(with_width(case, claims, width).problem())
 
 
 def with_width(case: Case, claims: Claims, width: int) -> Case:
-    """Return the case with heads of at least this width; it is a claimed one, unless none is as large."""
+    """Return the case with heads of at least this width; it is a claimed one, unless none is as
+    large.
+    """
     return replace(case, head_dim=max(width, claims.sizes.fit_head_dim(width)))
 
 
 def showing_weights(problem: Problem, copies: int = 1) -> Problem:
-    """Change a problem so that the first columns of each head's output are its weights, so many times side by side.
+    """Change a problem so that the first columns of each head's output are its weights, so many
+    times side by side.
 
-    Each value is one-hot, and so are query and key where they are the same tensor. problem: with d_k of copies * S, or
-    more.
+    Each value is one-hot, and so are query and key where they are the same tensor. problem: with
+    d_k of copies * S, or more.
     """
     batch, length, width = problem.value.shape
     eye = torch.eye(length, width, dtype=problem.query.dtype, device=problem.query.device)
@@ -54,7 +67,9 @@ def showing_weights(problem: Problem, copies: int = 1) -> Problem:
     problem = problem.map_inputs(lambda x: one_hot if x is problem.value else x)
     spare = problem.config.head_dim - copies * length
     of_a_head = torch.nn.functional.pad(eye.repeat(copies, 1), (0, 0, 0, spare))
-    return zeroed(passing_heads(problem), "b_v").change(w_v=of_a_head.repeat(problem.config.kv_heads, 1))
+    return zeroed(passing_heads(problem), "b_v").change(
+        w_v=of_a_head.repeat(problem.config.kv_heads, 1)
+    )
 
 
 def weights_in(output: Tensor, problem: Problem) -> Tensor:
@@ -65,11 +80,14 @@ def weights_in(output: Tensor, problem: Problem) -> Tensor:
 
 
 def select_keys(problem: Problem, keys: Tensor) -> Problem:
-    """Select keys and values by index, in the order given; the queries of self-attention change with them.
+    """Select keys and values by index, in the order given; the queries of self-attention change
+    with them.
 
     The mask stays as it is.
     """
-    selected = {id(problem.key), id(problem.value)} | ({id(problem.query)} if problem.square else set())
+    selected = {id(problem.key), id(problem.value)} | (
+        {id(problem.query)} if problem.square else set()
+    )
     return problem.map_inputs(lambda x: x[:, keys] if id(x) in selected else x)
 
 
@@ -79,7 +97,11 @@ def select_queries(problem: Problem, rows: Tensor, alignment: Alignment | None) 
     For a few queries, memory is linear in the number of keys.
     """
     queries, keys = problem.query.shape[1], problem.key.shape[1]
-    mask = problem.mask if problem.mask is None or problem.mask.shape[2] == 1 else problem.mask[:, :, rows]
+    mask = (
+        problem.mask
+        if problem.mask is None or problem.mask.shape[2] == 1
+        else problem.mask[:, :, rows]
+    )
     if problem.is_causal:
         offset = keys - queries if alignment == "bottom_right" else 0
         positions = (rows + offset).to(problem.query.device).unsqueeze(1)
@@ -96,7 +118,9 @@ def as_claimed(claims: Claims, problem: Problem, allowed: Tensor) -> Problem:
 def as_wide_as_claimed(mask: Tensor, problem: Problem, claims: Claims) -> Tensor:
     """Expand a mask (B or 1, H or 1, L or 1, S) along the axes along which masks may differ."""
     differs = claims.per_item_mask, claims.per_head_mask, claims.per_query_mask, True
-    return mask.expand(*(size if claimed else -1 for size, claimed in zip(problem.shape, differs, strict=True)))
+    return mask.expand(
+        *(size if claimed else -1 for size, claimed in zip(problem.shape, differs, strict=True))
+    )
 
 
 def item(problem: Problem, index: int) -> Problem:
@@ -119,33 +143,47 @@ def extra_keys(claims: Claims) -> list[str]:
 
 
 def with_extra(problem: Problem, case: Case, extra: str) -> Problem:
-    """Return the problem with one of `mha.spec.claims.EXTRAS` added; for "unbatched", a batch of one item."""
+    """Return the problem with one of `mha.spec.claims.EXTRAS` added; for "unbatched", a batch of
+    one item.
+    """
     if extra == "unbatched":
-        mask = problem.mask if problem.mask is None or problem.mask.shape[0] == 1 else problem.mask[:1]
+        mask = (
+            problem.mask if problem.mask is None or problem.mask.shape[0] == 1 else problem.mask[:1]
+        )
         return problem.map_inputs(lambda x: x[:1]).change(mask=mask)
     weights = problem.weights
     if extra == "bias_kv":
         seed = int(torch.randint(2**31, (1,), generator=case.generator))  # that of its weights
-        drawn = Weights.random(replace(problem.config, bias_kv=True), seed).to(problem.query.dtype, case.device)
+        drawn = Weights.random(replace(problem.config, bias_kv=True), seed).to(
+            problem.query.dtype, case.device
+        )
         weights = replace(weights, extra_k=drawn.extra_k, extra_v=drawn.extra_v)
     return problem.change(config=replace(problem.config, **{extra: True}), weights=weights)
 
 
 def with_config(case: Case, config: Config) -> Problem:
-    """Return the case's problem with another configuration: weights of its own, and inputs of the widths it needs.
+    """Return the case's problem with another configuration: weights of its own, and inputs of the
+    widths it needs.
 
     Inputs that are one tensor stay one tensor if they have one width.
     """
     if not case.projected:
-        return case.without_projections(with_config(replace(case, projected=True), _of_projections(config)))
-    problem, seed = case.problem(), int(torch.randint(2**31, (1,), generator=case.generator))  # that of its weights
+        return case.without_projections(
+            with_config(replace(case, projected=True), _of_projections(config))
+        )
+    problem, seed = (
+        case.problem(),
+        int(torch.randint(2**31, (1,), generator=case.generator)),
+    )  # that of its weights
     weights = Weights.random(config, seed).to(problem.query.dtype, case.device)
     generator, made = case.generator, dict[tuple[int, int], Tensor]()
 
     def fitted(x: Tensor, width: int) -> Tensor:
         if (id(x), width) not in made:
             fits = x.shape[-1] == width
-            made[id(x), width] = x if fits else torch.randn(*x.shape[:2], width, generator=generator).to(x)
+            made[id(x), width] = (
+                x if fits else torch.randn(*x.shape[:2], width, generator=generator).to(x)
+            )
         return made[id(x), width]
 
     query, key = fitted(problem.query, config.d_model), fitted(problem.key, config.key_width)
@@ -159,9 +197,11 @@ def _of_projections(config: Config) -> Config:
 
 
 def with_other_options(case: Case, claims: Claims) -> Config:
-    """Return a case's configuration with one or more of the other options that are claimed, by the seed of the case.
+    """Return a case's configuration with one or more of the other options that are claimed, by the
+    seed of the case.
 
-    They are kdim and vdim, heads of their own width, and extra keys. The configuration itself if none is claimed.
+    They are kdim and vdim, heads of their own width, and extra keys. The configuration itself if
+    none is claimed.
     """
     config = case.config
     options: list[dict[str, object]] = [{extra: True} for extra in extra_keys(claims)]

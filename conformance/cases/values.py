@@ -15,7 +15,9 @@ Made = tuple[Weights, Tensor, Tensor, Tensor]
 
 
 class Source(NamedTuple):
-    """What values are made with: a generator, and how far from 1 they may go in the dtype (`DtypeTraits.far`)."""
+    """What values are made with: a generator, and how far from 1 they may go in the dtype
+    (`DtypeTraits.far`).
+    """
 
     generator: torch.Generator
     far: float
@@ -29,7 +31,9 @@ def _integers(weights: Weights, query: Tensor, key: Tensor, value: Tensor, sourc
 
 def _uniform(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
     """Zero projected queries: all keys have the same score, so the context is a mean."""
-    zeros = {name: tensor * 0 if name in ("w_q", "b_q") else tensor for name, tensor in weights.named()}
+    zeros = {
+        name: tensor * 0 if name in ("w_q", "b_q") else tensor for name, tensor in weights.named()
+    }
     return Weights(**zeros), query, key, value.round()
 
 
@@ -49,7 +53,9 @@ def _selection(weights: Weights, query: Tensor, key: Tensor, value: Tensor, sour
 
 
 def _large(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """Scores in the hundreds and thousands: exp overflows unless the maximum of the row is subtracted first."""
+    """Scores in the hundreds and thousands: exp overflows unless the maximum of the row is
+    subtracted first.
+    """
     return weights, 30 * query, 30 * key, value
 
 
@@ -59,14 +65,18 @@ def _offset(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source:
 
 
 def _low(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """All scores of a row close to one another, and below the finite numbers that masked scores are usually set to."""
+    """All scores of a row close to one another, and below the finite numbers that masked scores are
+    usually set to.
+    """
     far = min(source.far, 384.0)
     named = dict(weights.named()) | {"w_q": _copying(weights.w_q), "w_k": -_copying(weights.w_k)}
     named |= {name: named[name] * 0 for name in ("b_q", "b_k") if name in named}
     return Weights(**named), (8 * query).round() / 4096 + far, (8 * key).round() / 4096 + far, value
 
 
-def _duplicates(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
+def _duplicates(
+    weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source
+) -> Made:
     """Only two distinct keys and values, repeated: scores are tied everywhere."""
     pair = torch.arange(key.shape[1]) % 2
     return weights, query, key[:, pair], value[:, pair]
@@ -110,9 +120,11 @@ def make_inputs(
     generator: torch.Generator,
     dtype: torch.dtype = torch.float64,
 ) -> Made:
-    """Return weights, query (B, L, D), key (B, S, kdim) and value (B, S, vdim), in float64 on the CPU.
+    """Return weights, query (B, L, D), key (B, S, kdim) and value (B, S, vdim), in float64 on the
+    CPU.
 
-    values: a name in `VALUES`. sizes: (B, L, S). dtype: the dtype that they will be rounded to, and must not overflow.
+    values: a name in `VALUES`. sizes: (B, L, S). dtype: the dtype that they will be rounded to, and
+    must not overflow.
     """
     batch, queries, keys = sizes
 
@@ -120,5 +132,11 @@ def make_inputs(
         return torch.randn(batch, length, width, generator=generator, dtype=torch.float64)
 
     seed = int(torch.randint(2**31, (1,), generator=generator))
-    inputs = normal(queries, config.d_model), normal(keys, config.key_width), normal(keys, config.value_width)
-    return VALUES[values](Weights.random(config, seed), *inputs, Source(generator, traits_of(dtype).far))
+    inputs = (
+        normal(queries, config.d_model),
+        normal(keys, config.key_width),
+        normal(keys, config.value_width),
+    )
+    return VALUES[values](
+        Weights.random(config, seed), *inputs, Source(generator, traits_of(dtype).far)
+    )

@@ -12,13 +12,16 @@ from mha.spec import Claims
 Fields = dict[str, Any]
 # Of heads, beside that of d_model / n_heads.
 OWN_WIDTHS = (*range(1, 9), 16, 48)
-# Models so wide that their tests are about many numbers, for which other widths of key and value must be many too.
+# Models so wide that their tests are about many numbers, for which other widths of key and value
+# must be many too.
 WIDE = 64
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant of a configuration. claim: what it needs. fields: those of a case that differ, by the case's seed."""
+    """A variant of a configuration. claim: what it needs. fields: those of a case that differ, by
+    the case's seed.
+    """
 
     claim: str
     fields: Callable[[Case, Claims], Fields]
@@ -42,14 +45,19 @@ def _own_width(case: Case, claims: Claims) -> Fields:
 
 
 def _other_widths(case: Case, claims: Claims) -> Fields:
-    """Return widths of key and value other than d_model; each of the two is d_model one time in three."""
+    """Return widths of key and value other than d_model; each of the two is d_model one time in
+    three.
+    """
     d_model = case.n_heads * case.head_dim
     kdim, vdim = 1 + case.seed % 7, 1 + case.seed // 7 % 7
     if d_model >= WIDE:
         kdim, vdim = d_model // 2, 2 * d_model
     if case.inputs == "memory":
         return {"kdim": kdim, "vdim": kdim}
-    return {"kdim": None if case.seed % 3 == 1 else kdim, "vdim": None if case.seed % 3 == 2 else vdim}
+    return {
+        "kdim": None if case.seed % 3 == 1 else kdim,
+        "vdim": None if case.seed % 3 == 2 else vdim,
+    }
 
 
 def _value_width(case: Case, claims: Claims) -> Fields:
@@ -65,7 +73,9 @@ def _value_width(case: Case, claims: Claims) -> Fields:
 
 def _claimed_widths(claims: Claims) -> list[int]:
     """Return widths of heads that are claimed, the smallest first."""
-    return sorted({claims.sizes.fit_head_dim(width) for width in claims.sizes.head_dims or OWN_WIDTHS})
+    return sorted(
+        {claims.sizes.fit_head_dim(width) for width in claims.sizes.head_dims or OWN_WIDTHS}
+    )
 
 
 VARIANTS = {
@@ -77,7 +87,9 @@ VARIANTS = {
 
 
 def as_variant(case: Case, name: str, claims: Claims) -> Case:
-    """Return a variant of a case, of sizes that are claimed; the case itself for "plain", and where there is none."""
+    """Return a variant of a case, of sizes that are claimed; the case itself for "plain", and where
+    there is none.
+    """
     if name == "plain":
         return case
     fields = VARIANTS[name].fields(case, claims)

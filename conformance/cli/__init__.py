@@ -15,14 +15,18 @@ from types import FrameType
 def main() -> None:
     """Run the command.
 
-    Characters that the output cannot encode are escaped. SIGTERM interrupts it as Ctrl-C does, and an output that is
-    closed while it runs, as by `head`, ends it as it ends other programs. Code that is judged runs in other processes.
+    Characters that the output cannot encode are escaped. SIGTERM interrupts it as Ctrl-C does, and
+    an output that is closed while it runs, as by `head`, ends it as it ends other programs. Code
+    that is judged runs in other processes.
     """
     _open_streams()
     try:
         os.getcwd()
     except FileNotFoundError:
-        print("mha: the current folder does not exist any more; change to another one", file=sys.stderr)
+        print(
+            "mha: the current folder does not exist any more; change to another one",
+            file=sys.stderr,
+        )
         sys.exit(2)
     signal.signal(signal.SIGTERM, _interrupt)
     if hasattr(signal, "SIGPIPE"):
@@ -50,7 +54,9 @@ def main() -> None:
 
 
 def _open_streams() -> None:
-    """Open standard streams that are closed on nothing, since files that are opened would take their numbers."""
+    """Open standard streams that are closed on nothing, since files that are opened would take
+    their numbers.
+    """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -64,6 +70,8 @@ def _open_streams() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Do what Ctrl-C does, also where that is ignored, as in a job that a shell started in the background."""
+    """Do what Ctrl-C does, also where that is ignored, as in a job that a shell started in the
+    background.
+    """
     handler = signal.getsignal(signal.SIGINT)
     (handler if callable(handler) else signal.default_int_handler)(number, frame)

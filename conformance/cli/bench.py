@@ -54,12 +54,15 @@ NAME_WIDTH, WIDTHS = 24, (9, 7, 16, 6, 6, 9)
 class BenchOptions:
     """What `mha bench` times, and where it writes the results.
 
-    targets: the implementations, as `resolve` takes them; ratios are to the first one that conforms.
-    shapes: of `SHAPES`; `DEFAULT_SHAPES` if empty. sweep: time self-attention of the lengths in `SWEEP` instead.
-    dtype, device: where they are judged and timed; if None, the first that the project names. waivers: a file.
+    targets: the implementations, as `resolve` takes them; ratios are to the first one that
+        conforms.
+    shapes: of `SHAPES`; `DEFAULT_SHAPES` if empty. sweep: time self-attention of the lengths in
+        `SWEEP` instead.
+    dtype, device: where they are judged and timed; if None, the first that the project names.
+        waivers: a file.
     rounds: how often each is timed. threads: of torch on a CPU; 0 for as many as torch uses.
-    files: each in one of `FORMATS`.
-    Raises ValueError, in one line, for options that cannot be followed.
+    files: each in one of `FORMATS`. Raises ValueError, in one line, for options that cannot be
+        followed.
     """
 
     targets: tuple[str, ...]
@@ -73,7 +76,9 @@ class BenchOptions:
     files: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an unknown word, a number out of range, and a device or file that cannot be used."""
+        """Raise ValueError for an unknown word, a number out of range, and a device or file that
+        cannot be used.
+        """
         ROUNDS.require("--rounds", self.rounds)
         THREADS.require("--threads", self.threads)
         validate_choice("shape", self.shapes, SHAPES)
@@ -82,11 +87,13 @@ class BenchOptions:
         for file in self.files:
             if file.suffix not in FORMATS or not file.resolve().parent.is_dir() or file.is_dir():
                 raise ValueError(
-                    f"--to takes a file name that ends in {suffixes(FORMATS)}, in an existing folder, but was given "
-                    f"{str(file)!r}"
+                    f"--to takes a file name that ends in {suffixes(FORMATS)}, in an existing"
+                    f" folder, but was given {str(file)!r}"
                 )
             if file.suffix == ".svg" and not self.sweep:
-                raise ValueError(f"{str(file)!r}: a picture shows growing lengths; add --sweep, or write .html")
+                raise ValueError(
+                    f"{str(file)!r}: a picture shows growing lengths; add --sweep, or write .html"
+                )
 
     def settings(self) -> Settings:
         """Return how implementations are judged before they are timed: in one dtype, on one device."""
@@ -121,10 +128,12 @@ class BenchResults:
 
 
 def run_benchmarks(options: BenchOptions) -> int:
-    """Judge the implementations, time those that conform, print the results as they come, and write the files.
+    """Judge the implementations, time those that conform, print the results as they come, and write
+    the files.
 
-    Return the exit status: 2 if a registered implementation is broken, else 1 if one does not conform or a timing is
-    in error, else 0. Raises ValueError for a target that cannot be resolved, and for a file that cannot be written.
+    Return the exit status: 2 if a registered implementation is broken, else 1 if one does not
+    conform or a timing is in error, else 0. Raises ValueError for a target that cannot be resolved,
+    and for a file that cannot be written.
     """
     settings = options.settings()
     with watching_files():
@@ -135,27 +144,40 @@ def run_benchmarks(options: BenchOptions) -> int:
     if options.waivers:
         validate_judged(settings.waivers, options.waivers, chosen)
     reports = judge_all_quickly(chosen.values(), settings)
-    conforming = [resolved.implementation for name, resolved in chosen.items() if reports[name].conforms]
+    conforming = [
+        resolved.implementation for name, resolved in chosen.items() if reports[name].conforms
+    ]
     try:
         with threads(options.threads or torch.get_num_threads()):
-            timings = time_all(conforming, options.workloads(settings.dtypes[0], settings.devices[0]), options.rounds)
+            timings = time_all(
+                conforming,
+                options.workloads(settings.dtypes[0], settings.devices[0]),
+                options.rounds,
+            )
     except GpuLost as lost:
         raise ValueError(f"{lost.message}, and this process can no longer use the GPU") from None
     for file in options.files:
         write(BenchResults(list(reports.values()), timings, options.sweep), file)
     if found.broken:
         return 2
-    return int(len(conforming) < len(chosen) or any(timing.incorrect or timing.is_impossible for timing in timings))
+    return int(
+        len(conforming) < len(chosen)
+        or any(timing.incorrect or timing.is_impossible for timing in timings)
+    )
 
 
 def judge_all_quickly(chosen: Iterable[Resolved], settings: Settings) -> dict[str, Report]:
-    """Return a report on each implementation, by its name; print a line for each that does not conform."""
+    """Return a report on each implementation, by its name; print a line for each that does not
+    conform.
+    """
     reports = {}
     for resolved in chosen:
         name = resolved.implementation.name
         reports[name] = report = judge_quickly(resolved, settings)
         if gpu_is_lost():
-            raise ValueError(f"this process can no longer use the GPU after a call of {name}; leave {name} out")
+            raise ValueError(
+                f"this process can no longer use the GPU after a call of {name}; leave {name} out"
+            )
         if not report.conforms:
             where = "--dtype", settings.dtypes[0], "--device", settings.devices[0]
             command = visible(shlex.join(["mha", "check", resolved.target, *where]))
@@ -165,18 +187,28 @@ def judge_all_quickly(chosen: Iterable[Resolved], settings: Settings) -> dict[st
 
 
 def judge_quickly(resolved: Resolved, given: Settings) -> Report:
-    """Return the report of an earlier run of the same code in the quick profile, or of a new one, with its progress.
+    """Return the report of an earlier run of the same code in the quick profile, or of a new one,
+    with its progress.
 
     given: the settings of the run; those of the implementation may ignore other clauses.
     """
-    name, settings = resolved.implementation.name, given.of_target(resolved).at(given.dtypes[0], given.devices[0])
+    name, settings = (
+        resolved.implementation.name,
+        given.of_target(resolved).at(given.dtypes[0], given.devices[0]),
+    )
     place = place_of(resolved.target, settings)
     for note in expiry_notes(settings.waivers_of(resolved.implementation), [name]):
         echo(f"Note: {visible_line(note)}.")
     if kept := read_kept(place):
-        echo(f"{visible_name(name)}: judged before with these sources and versions ({place}; {settings})")
+        echo(
+            f"{visible_name(name)}: judged before with these sources and versions ({place};"
+            f" {settings})"
+        )
         return kept
-    echo(f"Judging {visible_name(name)} on {settings.devices[0]} in {settings.dtypes[0]} ({settings})")
+    echo(
+        f"Judging {visible_name(name)} on {settings.devices[0]} in {settings.dtypes[0]}"
+        f" ({settings})"
+    )
     clauses, verdicts, started = [*settings.judged_clauses, ""], list[Verdict](), now()
     with progress_bar(Console(), clauses) as bar:
         for verdict in judge_all(resolved, settings):
@@ -188,9 +220,11 @@ def judge_quickly(resolved: Resolved, given: Settings) -> Report:
 
 
 def place_of(target: str, settings: Settings) -> Path:
-    """Return where the report on a target is kept: its name holds the settings, all versions, and the sources in use.
+    """Return where the report on a target is kept: its name holds the settings, all versions, and
+    the sources in use.
 
-    The sources are those of all that is loaded, since a module may change what another one computes.
+    The sources are those of all that is loaded, since a module may change what another one
+    computes.
     """
     place = split_name(target)[1].rpartition(":")[0]
     sources = loaded_sources(Path(place) if place.endswith(".py") else None)
@@ -198,7 +232,9 @@ def place_of(target: str, settings: Settings) -> Path:
     return FOLDER / f"{digest.hexdigest()[:32]}.json"
 
 
-def time_all(implementations: Sequence[Implementation], workloads: Iterable[Workload], rounds: int) -> list[Timing]:
+def time_all(
+    implementations: Sequence[Implementation], workloads: Iterable[Workload], rounds: int
+) -> list[Timing]:
     """Time each workload, and print a table for it."""
     timings: list[Timing] = []
     for workload in workloads if implementations else ():
@@ -213,7 +249,9 @@ def time_all(implementations: Sequence[Implementation], workloads: Iterable[Work
     return timings
 
 
-def timings_of(implementations: Sequence[Implementation], workload: Workload, rounds: int) -> Iterator[Timing]:
+def timings_of(
+    implementations: Sequence[Implementation], workload: Workload, rounds: int
+) -> Iterator[Timing]:
     """Yield the timings on one workload, first of the implementations that cannot run it."""
     able = []
     for each in implementations:
@@ -231,7 +269,9 @@ def echo(text: str) -> None:
 
 
 def line(timing: Timing, *, in_table: bool = True) -> str:
-    """Return the row of a table for a timing, or the same in words, which a narrow terminal can fold."""
+    """Return the row of a table for a timing, or the same in words, which a narrow terminal can
+    fold.
+    """
     name = visible_name(timing.implementation)
     label = f"{name:{NAME_WIDTH}}" if in_table else f"{name}:"
     if timing.skip_reason:
@@ -254,7 +294,9 @@ def write(results: BenchResults, file: Path) -> None:
     try:
         write_text(file, FORMATS[file.suffix](results))
     except OSError as error:
-        raise ValueError(f"{str(file)!r} cannot be written: {error.strerror}; the tables are printed above") from None
+        raise ValueError(
+            f"{str(file)!r} cannot be written: {error.strerror}; the tables are printed above"
+        ) from None
 
 
 def _page(results: BenchResults) -> str:

@@ -12,7 +12,13 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 
 from mha.conformance.campaign.folder import Folder
 from mha.conformance.campaign.plan import Campaign, read_plan
-from mha.conformance.campaign.report import Jobs, campaign_report, keep_failures, rows, write_campaign
+from mha.conformance.campaign.report import (
+    Jobs,
+    campaign_report,
+    keep_failures,
+    rows,
+    write_campaign,
+)
 from mha.conformance.campaign.run import RunOptions, RunState, run_campaign
 from mha.conformance.cli.printing import print_folded
 from mha.conformance.cli.report import show_report
@@ -24,17 +30,24 @@ from mha.conformance.results import Report, Verdict, status_of
 
 
 def run_plan(file: Path, out: Path, options: RunOptions) -> int:
-    """Run a plan, with a line for each failure that is found, for the first seed only; return the exit status.
+    """Run a plan, with a line for each failure that is found, for the first seed only; return the
+    exit status.
 
-    That is 2 where the run was stopped, and where a registered implementation that "all" names is broken.
-    Raises ValueError, in one line, for a plan, a folder or options that cannot be used.
+    That is 2 where the run was stopped, and where a registered implementation that "all" names is
+    broken. Raises ValueError, in one line, for a plan, a folder or options that cannot be used.
     """
     campaign = Campaign.of(read_plan(file))
     print_unjudged(campaign)
     state, begun, interrupted = RunState(), monotonic(), False
-    columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn(compact=True)
+    columns = (
+        TextColumn("{task.description}"),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+    )
     console, known = Console(highlight=False), set[tuple[str, str]]()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task("jobs", total=None)
         try:
             with closing(run_campaign(campaign, Folder(out), options, state)) as results:
@@ -43,7 +56,9 @@ def run_plan(file: Path, out: Path, options: RunOptions) -> int:
                     for verdict in filter(is_failure, result.report.verdicts):
                         if (found := (verdict.implementation, _finding(verdict))) not in known:
                             known.add(found)
-                            console.print(_line(verdict, result.report.seed), markup=False, soft_wrap=True)
+                            console.print(
+                                _line(verdict, result.report.seed), markup=False, soft_wrap=True
+                            )
         except KeyboardInterrupt:
             interrupted = True
     for place in state.corrupt:
@@ -58,9 +73,14 @@ def run_plan(file: Path, out: Path, options: RunOptions) -> int:
 def print_unjudged(campaign: Campaign) -> None:
     """Print what nothing is judged of, and why."""
     for name in campaign.without_jobs:
-        print_folded(f"{visible_name(name)} claims none of these dtypes and devices: nothing of it is judged")
+        print_folded(
+            f"{visible_name(name)} claims none of these dtypes and devices: nothing of it is judged"
+        )
     for name, error in campaign.broken.items():
-        print_folded(f"{visible_name(name)} cannot be loaded, so not everything is judged: {visible_line(error)}")
+        print_folded(
+            f"{visible_name(name)} cannot be loaded, so not everything is judged:"
+            f" {visible_line(error)}"
+        )
     for name, error in campaign.missing.items():
         print_folded(f"{visible_name(name)} is not available: {visible_line(error)}")
 
@@ -71,7 +91,9 @@ def _finding(verdict: Verdict) -> str:
 
 
 def _described(campaign: Campaign) -> str:
-    """Return how the implementations are judged, and where a table of pyproject.toml says more about one."""
+    """Return how the implementations are judged, and where a table of pyproject.toml says more
+    about one.
+    """
     whole = str(campaign.settings)
     own = {name: str(campaign.settings.of_target(each)) for name, each in campaign.resolved.items()}
     facts = [whole, *(f"{name}: {text}" for name, text in own.items() if text != whole)]
@@ -79,11 +101,16 @@ def _described(campaign: Campaign) -> str:
 
 
 def _line(verdict: Verdict, seed: int) -> str:
-    return f"{status_of(verdict):15} {verdict.clause:7} {subject(verdict)}, seed {seed}: {brief(verdict)}"
+    return (
+        f"{status_of(verdict):15} {verdict.clause:7} {subject(verdict)}, seed {seed}:"
+        f" {brief(verdict)}"
+    )
 
 
 def _outcome(state: RunState, seconds: float, options: RunOptions) -> str:
-    ended = (f"{count} clauses ended early: {visible_line(why)}" for why, count in state.stops.items())
+    ended = (
+        f"{count} clauses ended early: {visible_line(why)}" for why, count in state.stops.items()
+    )
     stops = "; ".join(ended)
     shard = f" of shard {options.shard.number}/{options.shard.of}" if options.shard.of > 1 else ""
     done = state.done + state.earlier
@@ -91,7 +118,9 @@ def _outcome(state: RunState, seconds: float, options: RunOptions) -> str:
     return f"{text}; {stops}" if stops else text
 
 
-def report_lines(folders: Sequence[Path], before: Path | None, to: Sequence[Path]) -> tuple[list[str], int]:
+def report_lines(
+    folders: Sequence[Path], before: Path | None, to: Sequence[Path]
+) -> tuple[list[str], int]:
     """Return the lines to print and the exit status, and write the files that were asked for.
 
     Raises ValueError, in one line, for a folder or file that cannot be used.
@@ -112,5 +141,10 @@ def report_lines(folders: Sequence[Path], before: Path | None, to: Sequence[Path
 def _shown(report: Report, jobs: Jobs) -> list[str]:
     lines = [*show_report(report), "", *jobs.lines(report)]
     for clause, status, cause, names, dtypes, seeds, case in rows(report):
-        lines += ["", f"{status:15} {clause:7} {cause}", f"    {names}; {dtypes}; seeds: {seeds}", f"    {case}"]
+        lines += [
+            "",
+            f"{status:15} {clause:7} {cause}",
+            f"    {names}; {dtypes}; seeds: {seeds}",
+            f"    {case}",
+        ]
     return lines

@@ -22,22 +22,41 @@ campaign = typer.Typer(
 def run(  # noqa: PLR0913  the options of the command
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A TOML file: what to judge.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results are.")],
-    engine: Annotated[str, typer.Option(metavar="NAME", help="local, or ray for a cluster.")] = "local",
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="local, or ray for a cluster.")
+    ] = "local",
     address: Annotated[
-        str, typer.Option(metavar="WHERE", help="Of the Ray cluster: local starts one here, auto joins the one here.")
+        str,
+        typer.Option(
+            metavar="WHERE",
+            help="Of the Ray cluster: local starts one here, auto joins the one here.",
+        ),
     ] = "",
-    shard: Annotated[str, typer.Option(metavar="I/N", help="Run only part I of N, such as 1/3.")] = "1/1",
+    shard: Annotated[
+        str, typer.Option(metavar="I/N", help="Run only part I of N, such as 1/3.")
+    ] = "1/1",
     jobs: Annotated[
         int,
-        typer.Option("--jobs", "-j", min=0, metavar="N", show_default=False, help="Jobs at once. Default: one a core."),
+        typer.Option(
+            "--jobs",
+            "-j",
+            min=0,
+            metavar="N",
+            show_default=False,
+            help="Jobs at once. Default: one a core.",
+        ),
     ] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there; run the others.")] = False,
-    retry: Annotated[str, typer.Option(metavar="crashed", help="Run jobs again that crashed or came to a limit.")] = "",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the results that are there; run the others.")
+    ] = False,
+    retry: Annotated[
+        str, typer.Option(metavar="crashed", help="Run jobs again that crashed or came to a limit.")
+    ] = "",
 ) -> None:
     """Run the jobs of a plan that have no result yet.
 
-    The exit status is 0 once every job has a result, whatever the verdicts are, and 2 otherwise, and where a registered
-    implementation cannot be loaded.
+    The exit status is 0 once every job has a result, whatever the verdicts are, and 2 otherwise,
+    and where a registered implementation cannot be loaded.
     """
     with errors_in_one_line():
         from mha.conformance.campaign.run import RunOptions, Shard
@@ -46,19 +65,27 @@ def run(  # noqa: PLR0913  the options of the command
         if retry not in ("", "crashed"):
             raise ValueError(f"--retry takes crashed, but was given {retry!r}")
         part = Shard.parse(shard)
-        options = RunOptions(part, engine=engine, address=address, workers=jobs, resume=resume, retry=bool(retry))
+        options = RunOptions(
+            part, engine=engine, address=address, workers=jobs, resume=resume, retry=bool(retry)
+        )
         status = run_plan(plan, out, options)
     raise typer.Exit(status)
 
 
 @campaign.command(epilog="Example: mha campaign report results --to report.html")
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="The folders of one campaign's results.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER", help="The folders of one campaign's results.")
+    ],
     before: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Compare with an earlier campaign, as with an older torch.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Compare with an earlier campaign, as with an older torch."
+        ),
     ] = None,
     to: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Write a .html, .json or .md report. Repeatable.")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Write a .html, .json or .md report. Repeatable."),
     ] = None,
 ) -> None:
     """Show what a campaign found.

@@ -54,9 +54,15 @@ QUIET = ("pass", "not_claimed", "blocked")
 
 # In columns: a terminal that is narrower has no room for a bar.
 NARROW = 60
-# What is coloured at a terminal, which repeats what the words say: a status and a label at the start of a line.
-LABELS = "diagnosis|seen in|message|steps|usual fix|case|sizes|last call|blocked by|judged|clause|why|libraries|source"
-COLOURS = {rf"(?m)^{re.escape(status)}(?= )": STYLES[sign] for status, (sign, *_) in SIGNS.items()} | {
+# What is coloured at a terminal, which repeats what the words say: a status and a label at the
+# start of a line.
+LABELS = (
+    "diagnosis|seen in|message|steps|usual fix|case|sizes|last call|blocked"
+    " by|judged|clause|why|libraries|source"
+)
+COLOURS = {
+    rf"(?m)^{re.escape(status)}(?= )": STYLES[sign] for status, (sign, *_) in SIGNS.items()
+} | {
     "DOES NOT CONFORM": STYLES["✗"],
     r"\bCONFORMS\b": STYLES["✓"],
     rf"(?m)^({'|'.join(map(re.escape, SECTIONS.values()))}):$": "bold",
@@ -67,8 +73,9 @@ COLOURS = {rf"(?m)^{re.escape(status)}(?= )": STYLES[sign] for status, (sign, *_
 class Printer:
     """Prints paragraphs, with a blank line between them, and lines, one below the other.
 
-    Texts are printed as they are: nothing in them is markup, and no line is broken. width: in columns, of the lines to
-    print. error: why no more is printed, as where a disk is full; "" if it is.
+    Texts are printed as they are: nothing in them is markup, and no line is broken. width: in
+    columns, of the lines to print. error: why no more is printed, as where a disk is full; "" if it
+    is.
     """
 
     def __init__(self, console: Console) -> None:
@@ -108,7 +115,9 @@ class Printer:
 
 @dataclass(frozen=True)
 class Stop:
-    """When a run ends early. first: at the first failure. after: seconds, once a clause is judged; 0 for never."""
+    """When a run ends early. first: at the first failure. after: seconds, once a clause is judged;
+    0 for never.
+    """
 
     first: bool = False
     after: float = 0.0
@@ -118,7 +127,9 @@ class Stop:
         SECONDS.require("--max-time", self.after)
 
     def reason(self, verdict: Verdict, begun: float) -> str:
-        """Return why the run ends with a verdict, if it does; begun: when it began, by the monotonic clock."""
+        """Return why the run ends with a verdict, if it does; begun: when it began, by the
+        monotonic clock.
+        """
         if self.first and is_failure(verdict):
             return f"stopped at the first failure, {verdict.clause}"
         return f"stopped after {self.after:g} s" if 0 < self.after <= monotonic() - begun else ""
@@ -128,8 +139,9 @@ class Stop:
 class CheckOptions:
     """What is printed and written, and when to stop.
 
-    waivers: the file of them that was asked for. reports: files, by the suffix. json: where the report is printed as
-    JSON, if it is; then all else goes to stderr. verbose: whether every verdict is printed.
+    waivers: the file of them that was asked for. reports: files, by the suffix. json: where the
+    report is printed as JSON, if it is; then all else goes to stderr. verbose: whether every
+    verdict is printed.
     """
 
     waivers: Path | None = None
@@ -140,11 +152,21 @@ class CheckOptions:
 
     @classmethod
     def of(
-        cls, *, waivers: Path | None, reports: Collection[Path], json: str, verbose: bool, stop: Stop
+        cls,
+        *,
+        waivers: Path | None,
+        reports: Collection[Path],
+        json: str,
+        verbose: bool,
+        stop: Stop,
     ) -> CheckOptions:
-        """Return the options for what users write; json: a file, or - for the output. Raises ValueError."""
+        """Return the options for what users write; json: a file, or - for the output. Raises
+        ValueError.
+        """
         if json not in ("", "-") and not json.endswith(".json"):
-            raise ValueError(f"--json takes - or a file name that ends in .json, but was given {json!r}")
+            raise ValueError(
+                f"--json takes - or a file name that ends in .json, but was given {json!r}"
+            )
         files = (*reports, Path(json)) if json.endswith(".json") else tuple(reports)
         stdout = sys.stdout if json == "-" else None
         return cls(waivers=waivers, reports=files, json=stdout, verbose=verbose, stop=stop)
@@ -154,11 +176,13 @@ class Stopped(Exception):
     """The run ends before everything is judged, because an option says so."""
 
 
-def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions, workers: Workers) -> int:
+def check_all(
+    targets: Sequence[str], settings: Settings, options: CheckOptions, workers: Workers
+) -> int:
     """Judge all targets, print what is found, write the reports, and return the exit status.
 
-    An interrupted run is reported with the verdicts that it reached. Raises ValueError, before anything is judged, for
-    a target, a waiver file or a report file that cannot be used.
+    An interrupted run is reported with the verdicts that it reached. Raises ValueError, before
+    anything is judged, for a target, a waiver file or a report file that cannot be used.
     """
     validate_request(targets, options)
     begun = monotonic()
@@ -189,7 +213,12 @@ def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions,
 
 
 def _report(
-    settings: Settings, found: Found, started: str, verdicts: Sequence[Verdict], *, incomplete: bool = False
+    settings: Settings,
+    found: Found,
+    started: str,
+    verdicts: Sequence[Verdict],
+    *,
+    incomplete: bool = False,
 ) -> Report:
     """Return the report on what the targets name."""
     chosen = found.chosen
@@ -201,10 +230,14 @@ def _report(
         incomplete=incomplete,
         broken=found.broken,
     )
-    return replace(report, torch_changes=found.torch_changes, not_covered=not_covered(chosen.values()))
+    return replace(
+        report, torch_changes=found.torch_changes, not_covered=not_covered(chosen.values())
+    )
 
 
-def find(targets: Sequence[str], workers: Workers, options: CheckOptions, printer: Printer) -> Found:
+def find(
+    targets: Sequence[str], workers: Workers, options: CheckOptions, printer: Printer
+) -> Found:
     """Return what the targets name, and say at a terminal what takes that long; raises ValueError."""
     what = Text(f"importing {visible_line(', '.join(targets))}, and trying out how it is called")
     status = printer.console.status(what) if printer.console.is_terminal else nullcontext()
@@ -221,7 +254,8 @@ def validate_request(targets: Sequence[str], options: CheckOptions) -> None:
         validate_file(file, "--report")
     if dtypes := [target for target in targets if target in DTYPES]:
         raise ValueError(
-            f"{dtypes[0]!r} is a dtype, not an implementation; several go together: --dtype float32,float64"
+            f"{dtypes[0]!r} is a dtype, not an implementation; several go together: --dtype"
+            " float32,float64"
         )
 
 
@@ -236,17 +270,31 @@ def announce(printer: Printer, resolved: Resolved, settings: Settings, jobs: int
     if printer.console.is_terminal:
         takes = f": {estimate([resolved.implementation.claims], settings, 1 / jobs)}"
     printer.folded(f"Checking {name} {where} ({visible_line(str(settings))}){takes}")
-    for note in expiry_notes(settings.waivers_of(resolved.implementation), [resolved.implementation.name]):
+    for note in expiry_notes(
+        settings.waivers_of(resolved.implementation), [resolved.implementation.name]
+    ):
         printer.folded(f"Note: {visible_line(note)}.")
 
 
 class Run:
-    """A run over several implementations. verdicts: those reached, none of which is lost where the run ends early."""
+    """A run over several implementations. verdicts: those reached, none of which is lost where the
+    run ends early.
+    """
 
     def __init__(
-        self, printer: Printer, settings: Settings, options: CheckOptions, workers: Workers, begun: float
+        self,
+        printer: Printer,
+        settings: Settings,
+        options: CheckOptions,
+        workers: Workers,
+        begun: float,
     ) -> None:
-        self.printer, self.settings, self.options, self.workers = printer, settings, options, workers
+        self.printer, self.settings, self.options, self.workers = (
+            printer,
+            settings,
+            options,
+            workers,
+        )
         self.verdicts: list[Verdict] = []
         self.begun, self.left = begun, 0
 
@@ -293,10 +341,14 @@ class Run:
         else:
             print_verdict(self.printer, verdict, in_full=bool(self.settings.clauses))
 
-    def sum_up(self, own: Sequence[Verdict], options: Mapping[str, Collection[str]], *, incomplete: bool) -> None:
+    def sum_up(
+        self, own: Sequence[Verdict], options: Mapping[str, Collection[str]], *, incomplete: bool
+    ) -> None:
         """Print what fails, by cause, what to do next, and the verdict, which is the last line."""
         for verdict in own:
-            if verdict.blocked_by and self.prints_each:  # only now is it known whether that fails too
+            if (
+                verdict.blocked_by and self.prints_each
+            ):  # only now is it known whether that fails too
                 self.print(verdict)
         *details, said = summarise(
             own,
@@ -310,7 +362,10 @@ class Run:
             self.printer.paragraph("\n".join(details))
         scripted = [entry.first for entry in entries(own) if entry.first.script]
         if scripted and not self.settings.clauses:
-            hint = f"To see a failure in full, with a script that reproduces it: mha show {scripted[0].clause}"
+            hint = (
+                "To see a failure in full, with a script that reproduces it: mha show"
+                f" {scripted[0].clause}"
+            )
             self.printer.folded(hint)
         self.printer.paragraph(said)
 
@@ -333,11 +388,15 @@ def line(verdict: Verdict, width: int = WIDTH) -> str:
 def finish(printer: Printer, report: Report, options: CheckOptions) -> int:
     """Write the reports, print what concerns the whole run, and return the exit status."""
     errors = [error for file in options.reports if (error := write(report, file))]
-    warnings = [warning for warning in [write_step_summary(report), save_last(report, Path())] if warning]
+    warnings = [
+        warning for warning in [write_step_summary(report), save_last(report, Path())] if warning
+    ]
     console = printer.console
     if len(report.by_implementation) > 1:
         plain = needs_plain(console.encoding)
-        printer.drawing(matrix(report.verdicts, width=printer.width, color=console.is_terminal, plain=plain))
+        printer.drawing(
+            matrix(report.verdicts, width=printer.width, color=console.is_terminal, plain=plain)
+        )
     for text in (*runner_annotations(report), *(f"mha: {text}" for text in (*errors, *warnings))):
         printer.line(text)
     if options.json:
@@ -349,7 +408,11 @@ def finish(printer: Printer, report: Report, options: CheckOptions) -> int:
 
 def exit_status(report: Report, stop: Stop) -> int:
     """Return that of the report, but 1 where the run was to end at a failure, and found one."""
-    return 1 if stop.first and any(not verdict.conforms for verdict in report.verdicts) else report.exit_status
+    return (
+        1
+        if stop.first and any(not verdict.conforms for verdict in report.verdicts)
+        else report.exit_status
+    )
 
 
 def progress_bar(console: Console, clauses: Sequence[str]) -> Progress:
@@ -372,6 +435,9 @@ def progress_bar(console: Console, clauses: Sequence[str]) -> Progress:
 
 def advance(bar: Progress, verdicts: Sequence[Verdict], clause: str) -> None:
     """Move the bar to the next clause, with the counts of the verdicts until now."""
-    cases, failed = sum(verdict.examples for verdict in verdicts), sum(not verdict.conforms for verdict in verdicts)
+    cases, failed = (
+        sum(verdict.examples for verdict in verdicts),
+        sum(not verdict.conforms for verdict in verdicts),
+    )
     counts = f"{cases} cases, {failed} failed"
     bar.update(bar.task_ids[0], completed=len(verdicts), description=clause, counts=counts)

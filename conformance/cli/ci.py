@@ -11,7 +11,8 @@ from importlib.metadata import distribution
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# The quick profile, in float32 and float64, passes an accumulator in bfloat16, so it is not all that is run.
+# The quick profile, in float32 and float64, passes an accumulator in bfloat16, so it is not all
+# that is run.
 STEPS = """\
 name: attention conformance
 on:
@@ -51,8 +52,9 @@ jobs:
 TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 OURS = 'pip install "mha-conformance[parallel] @ $MHA_CONFORMANCE"'
 HOW_TO_SAY_WHERE = (
-    "set the variable MHA_CONFORMANCE of your repository on GitHub (Settings, Secrets and variables, Actions) to the "
-    "URL of the repository of mha-conformance, git+https://..., or give mha init --source URL"
+    "set the variable MHA_CONFORMANCE of your repository on GitHub (Settings, Secrets and"
+    " variables, Actions) to the URL of the repository of mha-conformance, git+https://..., or give"
+    " mha init --source URL"
 )
 GITHUB = re.compile(r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?$")
 
@@ -60,8 +62,8 @@ GITHUB = re.compile(r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?$")
 def job_for(implementation: str, installs: Sequence[str], source: str) -> str:
     """Return the job that judges an implementation.
 
-    installs: the commands that install the project. source: where pip gets this package; if it is empty, the job takes
-    a variable of the repository, and says so where that is not set.
+    installs: the commands that install the project. source: where pip gets this package; if it is
+    empty, the job takes a variable of the repository, and says so where that is not set.
     """
     commands = [TORCH, *installs, OURS]
     return STEPS.format(
@@ -73,7 +75,9 @@ def job_for(implementation: str, installs: Sequence[str], source: str) -> str:
 
 
 def installed_from() -> str:
-    """Return where this package was installed from, as pip takes it; empty if that is not on the web."""
+    """Return where this package was installed from, as pip takes it; empty if that is not on the
+    web.
+    """
     try:
         origin = json.loads(distribution("mha-conformance").read_text("direct_url.json") or "{}")
     except ValueError:
@@ -86,7 +90,9 @@ def installed_from() -> str:
 
 
 def badge(folder: Path) -> str:
-    """Return the line of Markdown that shows the outcome of the last nightly run of the job in a project."""
+    """Return the line of Markdown that shows the outcome of the last nightly run of the job in a
+    project.
+    """
     found = GITHUB.search(_remote(folder))
     workflow = f"https://github.com/{found[1] if found else 'OWNER/REPOSITORY'}/actions/workflows/mha-conformance.yml"
     return f"[![attention conformance]({workflow}/badge.svg?event=schedule)]({workflow})"

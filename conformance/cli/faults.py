@@ -28,8 +28,9 @@ def self_test(  # noqa: PLR0913  the options of the command
 ) -> Iterator[tuple[str, bool]]:
     """Judge faults, all by default, and write the matrix to the files that are given.
 
-    Yields each line to print, and False with it if it reports a fault that is not caught. Raises ValueError for an
-    unknown name or profile, and for a file that cannot be written, before anything is judged if possible.
+    Yields each line to print, and False with it if it reports a fault that is not caught. Raises
+    ValueError for an unknown name or profile, and for a file that cannot be written, before
+    anything is judged if possible.
     """
     _validate_names(names)
     validate_choice("profile", [profile], PROFILES)
@@ -41,8 +42,15 @@ def self_test(  # noqa: PLR0913  the options of the command
     for kill in kills(seed, profile, every_clause=every_clause, names=names):
         cells.append(kill)
         if kill.named:
-            result = f"{kill.cases_to_failure or 0:5} cases" if kill.caught else f"NOT CAUGHT: {kill.status}"
-            yield f"{kill.clause:7} {kill.dtype:9} {result:12}  {kill.fault}: {kill.defect}", kill.caught
+            result = (
+                f"{kill.cases_to_failure or 0:5} cases"
+                if kill.caught
+                else f"NOT CAUGHT: {kill.status}"
+            )
+            yield (
+                f"{kill.clause:7} {kill.dtype:9} {result:12}  {kill.fault}: {kill.defect}",
+                kill.caught,
+            )
     yield "\n".join(["", *summary(cells)]), True
     _write(files, cells)
 
@@ -52,7 +60,10 @@ def _validate_names(names: Sequence[str]) -> None:
     for name in names:
         if name not in implementations:
             near = get_close_matches(name, implementations, n=3)
-            raise ValueError(f"there is no fault {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+            raise ValueError(
+                f"there is no fault {name!r}"
+                + (f"; did you mean {' or '.join(near)}?" if near else "")
+            )
 
 
 def _write(files: Mapping[Form, Path | None], cells: Collection[Kill]) -> None:

@@ -18,7 +18,8 @@ from mha.implementations import ImplementationError, resolve
 from mha.implementations.discovery.loaded import file_of, module_named
 from mha.spec.clauses import VERSIONS
 
-# Its first letter keeps it out of the modules that setuptools finds by itself in the root of a project.
+# Its first letter keeps it out of the modules that setuptools finds by itself in the root of a
+# project.
 DECLARATION = "_mha_declaration.py"
 WORKFLOW = ".github/workflows/mha-conformance.yml"
 RUN = "pytest --pyargs mha.conformance --mha-profile quick --mha-impl {}"
@@ -38,13 +39,16 @@ spec.loader.exec_module(module)
 """
 
 
-def write_files(target: str, folder: Path, source: str = "", *, force: bool = False) -> Iterator[str]:
-    """Write a declaration, a CI job and a file of waivers for a class, all or none, and yield the lines to print.
+def write_files(
+    target: str, folder: Path, source: str = "", *, force: bool = False
+) -> Iterator[str]:
+    """Write a declaration, a CI job and a file of waivers for a class, all or none, and yield the
+    lines to print.
 
-    target: the class, as for `mha check`. folder: the root of the project. source: where the job installs this package
-    from, by default where it was installed from here. force: whether to overwrite files, except that of the waivers.
-    Raises ValueError if there is no folder, the class cannot be understood, or a file exists
-    already or cannot be written.
+    target: the class, as for `mha check`. folder: the root of the project. source: where the job
+    installs this package from, by default where it was installed from here. force: whether to
+    overwrite files, except that of the waivers. Raises ValueError if there is no folder, the class
+    cannot be understood, or a file exists already or cannot be written.
     """
     if not folder.is_dir():
         raise ValueError(f"--folder: there is no folder {str(folder)!r}")
@@ -53,7 +57,10 @@ def write_files(target: str, folder: Path, source: str = "", *, force: bool = Fa
     declaration, workflow, waivers = texts
     existing = [str(file) for file in (declaration, workflow) if file.exists()]
     if existing and not force:
-        raise ValueError(f"{' and '.join(existing)} would be overwritten; move existing files away, or add --force")
+        raise ValueError(
+            f"{' and '.join(existing)} would be overwritten; move existing files away, or add"
+            " --force"
+        )
     if waivers.exists():
         del texts[waivers]
     _write_all(texts)
@@ -61,9 +68,15 @@ def write_files(target: str, folder: Path, source: str = "", *, force: bool = Fa
     reference = _reference(target, declaration)
     yield f"\nRun it:\n\n    {RUN.format(shlex.quote(f'{reference}:implementation'))}"
     if not source:
-        yield f"\nThe job needs to know where this package is, which is not on PyPI: {HOW_TO_SAY_WHERE}."
+        yield (
+            "\nThe job needs to know where this package is, which is not on PyPI:"
+            f" {HOW_TO_SAY_WHERE}."
+        )
     yield f"\nThe badge of the run of every night, for README:\n\n    {badge(folder)}"
-    yield "\nTo keep later releases from adding clauses to your run, pin the contract in pyproject.toml:\n"
+    yield (
+        "\nTo keep later releases from adding clauses to your run, pin the contract in"
+        " pyproject.toml:\n"
+    )
     yield f'    [tool.mha]\n    contract = "{VERSIONS[-1]}"'
     if not reference.endswith(".py"):
         yield "\nTo leave out --mha-impl, register it in pyproject.toml:\n"
@@ -74,14 +87,20 @@ def write_files(target: str, folder: Path, source: str = "", *, force: bool = Fa
 def texts_for(target: str, folder: Path, source: str) -> dict[Path, str]:
     """Return the text of each file to write: the declaration, the CI job, the waivers.
 
-    Raises ImplementationError for anything but a plain class, and for a class that cannot be understood.
+    Raises ImplementationError for anything but a plain class, and for a class that cannot be
+    understood.
     """
     inference = resolve(target)[0].inference
     if inference is None:
-        raise ImplementationError(f"{target!r} is already declared; init takes a plain class, such as my_file.py:Class")
+        raise ImplementationError(
+            f"{target!r} is already declared; init takes a plain class, such as my_file.py:Class"
+        )
     place, _, cls = target.rpartition(":")
     declaration = _beside(place, folder) / DECLARATION
-    text = f'"""{cls}, declared for mha-conformance."""\n\n{_import(place, cls)}\n{inference.declaration}\n'
+    text = (
+        f'"""{cls}, declared for'
+        f' mha-conformance."""\n\n{_import(place, cls)}\n{inference.declaration}\n'
+    )
     job = job_for(_implementation(target, declaration, folder), _installs(folder), source)
     return {declaration: text, folder / WORKFLOW: job, folder / WAIVERS: NO_WAIVERS}
 
@@ -99,19 +118,35 @@ def _import(place: str, cls: str) -> str:
 
 
 def _beside(place: str, folder: Path) -> Path:
-    """Return the folder of a file or module, if it is in the project, or else the root of the project."""
+    """Return the folder of a file or module, if it is in the project, or else the root of the
+    project.
+    """
     if place.endswith(".py"):
         return Path(place).parent
     file = Path(file_of(module_named(place))).resolve()
-    return folder / file.parent.relative_to(folder.resolve()) if file.is_relative_to(folder.resolve()) else folder
+    return (
+        folder / file.parent.relative_to(folder.resolve())
+        if file.is_relative_to(folder.resolve())
+        else folder
+    )
 
 
 def _reference(target: str, declaration: Path) -> str:
-    """Return how the declaration is named, from the root of the project: as a module of its package, or as a file."""
+    """Return how the declaration is named, from the root of the project: as a module of its
+    package, or as a file.
+    """
     package = target.rpartition(":")[0].rpartition(".")[0]
-    in_package = package and not target.rpartition(":")[0].endswith(".py") and declaration.parent.name
+    in_package = (
+        package and not target.rpartition(":")[0].endswith(".py") and declaration.parent.name
+    )
     place = declaration.as_posix()
-    return f"{package}.{declaration.stem}" if in_package else f"./{place}" if place.startswith("-") else place
+    return (
+        f"{package}.{declaration.stem}"
+        if in_package
+        else f"./{place}"
+        if place.startswith("-")
+        else place
+    )
 
 
 def _implementation(target: str, declaration: Path, folder: Path) -> str:
@@ -122,8 +157,12 @@ def _implementation(target: str, declaration: Path, folder: Path) -> str:
 
 
 def _installs(folder: Path) -> list[str]:
-    """Return the commands that install a project: itself if it can be built, or else what it requires."""
-    requirements = ["pip install -r requirements.txt"] if (folder / "requirements.txt").exists() else []
+    """Return the commands that install a project: itself if it can be built, or else what it
+    requires.
+    """
+    requirements = (
+        ["pip install -r requirements.txt"] if (folder / "requirements.txt").exists() else []
+    )
     project = folder / "pyproject.toml"
     try:
         declared = tomllib.loads(project.read_text(encoding="utf-8")) if project.exists() else {}

@@ -49,7 +49,11 @@ def exit_guarded(run: Callable[[], int]) -> NoReturn:
     if outcome.status is None:
         from mha.conformance.reports.text import visible
 
-        print_folded(f"mha: the code to be judged ended the command: {visible(outcome.why)}", "     ", err=True)
+        print_folded(
+            f"mha: the code to be judged ended the command: {visible(outcome.why)}",
+            "     ",
+            err=True,
+        )
     raise typer.Exit(2 if outcome.status is None else outcome.status)
 
 

@@ -18,8 +18,9 @@ from mha.conformance.sharding.gathered import refused_ranks
 def replay_what(what: str, clauses: Sequence[str], target: str) -> Iterator[tuple[Outcome, str]]:
     """Run a case, or the failures of a report, again; yield each outcome, with the line to print.
 
-    what: a case as its repr writes it, or the file of a report. clauses: all if empty. target: the implementation to
-    run; that of the report if empty. Raises ValueError for input that cannot be replayed.
+    what: a case as its repr writes it, or the file of a report. clauses: all if empty. target: the
+    implementation to run; that of the report if empty. Raises ValueError for input that cannot be
+    replayed.
     """
     if what.lstrip().startswith("Case("):
         yield _replayed_case(what, clauses, target)
@@ -32,11 +33,16 @@ def replay_what(what: str, clauses: Sequence[str], target: str) -> Iterator[tupl
     if not target and not _is_of_here(Path(what), report):
         _announce(what, [report.targets.get(verdict.implementation, "") for verdict in chosen])
     for verdict, (outcome, message) in replay_verdicts(report, chosen, target):
-        yield outcome, _line(outcome, verdict.clause, subject(verdict), message or verdict.case or "")
+        yield (
+            outcome,
+            _line(outcome, verdict.clause, subject(verdict), message or verdict.case or ""),
+        )
 
 
 def _is_of_here(file: Path, report: Report) -> bool:
-    """Return whether a report is that of the last run in this folder, and was made on a machine like this one."""
+    """Return whether a report is that of the last run in this folder, and was made on a machine
+    like this one.
+    """
     last = Path().resolve() / LAST
     return file.absolute() == last and file.resolve() == last and report.host == this_host()
 
@@ -50,7 +56,9 @@ def _announce(what: str, targets: Sequence[str]) -> None:
 
 def _replayed_case(text: str, clauses: Sequence[str], target: str) -> tuple[Outcome, str]:
     if len(clauses) != 1 or not target:
-        raise ValueError("a case needs the clause and the implementation to check it on: add --clause and --impl")
+        raise ValueError(
+            "a case needs the clause and the implementation to check it on: add --clause and --impl"
+        )
     case, implementation = read_case(text), one_of(target)
     validate_devices([case.device])
     if case.ranks and (refused := refused_ranks(implementation, case.ranks)):

@@ -16,13 +16,16 @@ from mha.conformance.reports.text import summarise_report, visible_name, width_o
 from mha.conformance.results import Report
 
 
-def report_lines(files: Sequence[Path], *, merge_all: bool, to: Sequence[Path], schema: bool) -> tuple[list[str], int]:
+def report_lines(
+    files: Sequence[Path], *, merge_all: bool, to: Sequence[Path], schema: bool
+) -> tuple[list[str], int]:
     """Return the lines to print and the exit status, and write the files that were asked for.
 
-    files: one report is shown or rendered; several are merged with `merge_all`, and two are compared without it.
+    files: one report is shown or rendered; several are merged with `merge_all`, and two are
+        compared without it.
     to: where the report, or the comparison, is written.
-    schema: print the JSON schema of a report instead.
-    Raises ValueError, in one line, for other combinations, and for a file that cannot be read or written.
+    schema: print the JSON schema of a report instead. Raises ValueError, in one line, for other
+        combinations, and for a file that cannot be read or written.
     """
     if schema:
         return [json.dumps(Report.schema(), indent=2)], 0
@@ -58,6 +61,9 @@ def show_report(report: Report) -> list[str]:
     width, plain = width_of(sys.stdout), needs_plain(sys.stdout.encoding)
     rows = matrix(report.verdicts, width=width, plain=plain) if report.verdicts else []
     earliest, latest = visible_name(report.since), visible_name(report.started)
-    since = f"Some verdicts are of {earliest}, others of runs up to {latest}: judge again after changes."
+    since = (
+        f"Some verdicts are of {earliest}, others of runs up to {latest}: judge again after"
+        " changes."
+    )
     note = ["", since] if report.since else []
     return [*rows, "", *summarise_report(report, width), *note]

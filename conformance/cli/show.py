@@ -1,4 +1,6 @@
-"""`mha show`: what the last run found, without another run: its failures in a line each, or a clause in full."""
+"""`mha show`: what the last run found, without another run: its failures in a line each, or a
+clause in full.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,14 @@ from mha.conformance.settings import clauses_of
 
 
 def show_verdicts(words: Sequence[str], file: Path, script: Path | None = None) -> None:
-    """Print what a report says about clauses: each failure in full, with its script, and any other verdict in a line.
+    """Print what a report says about clauses: each failure in full, with its script, and any other
+    verdict in a line.
 
-    words: ids or families; without any, the failures are listed. script: where the script of the worst failure of the
-    clauses is written instead.
+    words: ids or families; without any, the failures are listed. script: where the script of the
+    worst failure of the clauses is written instead.
 
-    Raises ValueError for an unknown word, a report that cannot be read, one without verdicts on these clauses, and a
-    script that is not there or cannot be written.
+    Raises ValueError for an unknown word, a report that cannot be read, one without verdicts on
+    these clauses, and a script that is not there or cannot be written.
     """
     printer = Printer(Console(highlight=False))
     verdicts: Sequence[Verdict] = read(file).verdicts
@@ -36,7 +39,9 @@ def show_verdicts(words: Sequence[str], file: Path, script: Path | None = None) 
     clauses = clauses_of(words)
     verdicts = [verdict for verdict in verdicts if verdict.clause in clauses]
     if not verdicts:
-        raise ValueError(f"{', '.join(clauses)} was not judged in the run of {str(file)!r}; see mha report")
+        raise ValueError(
+            f"{', '.join(clauses)} was not judged in the run of {str(file)!r}; see mha report"
+        )
     if script:
         printer.folded(save_script(verdicts, script))
         return
@@ -45,7 +50,9 @@ def show_verdicts(words: Sequence[str], file: Path, script: Path | None = None) 
 
 
 def list_failures(printer: Printer, verdicts: Sequence[Verdict], file: Path) -> None:
-    """Print what does not pass in a run, by implementation and cause, and how to see one of them in full."""
+    """Print what does not pass in a run, by implementation and cause, and how to see one of them in
+    full.
+    """
     if all(verdict.status in QUIET for verdict in verdicts):
         printer.folded(f"Nothing failed in the run of {str(file)!r} ({len(verdicts)} verdicts).")
         return
@@ -66,7 +73,9 @@ def list_failures(printer: Printer, verdicts: Sequence[Verdict], file: Path) -> 
 
 
 def save_script(verdicts: Sequence[Verdict], file: Path) -> str:
-    """Write the script of the worst of some verdicts, and return a sentence about it; raises ValueError."""
+    """Write the script of the worst of some verdicts, and return a sentence about it; raises
+    ValueError.
+    """
     scripted = sorted((verdict for verdict in verdicts if verdict.script), key=severity)
     if not scripted:
         raise ValueError(_no_script(min(verdicts, key=severity)))
@@ -82,14 +91,21 @@ def _no_script(verdict: Verdict) -> str:
     clause = verdict.clause
     if verdict.status in QUIET[:2]:
         return f"{clause} has no script, since it did not fail"
-    return f"{clause} has no script, since its calls alone do not show the failure; see mha show {clause}"
+    return (
+        f"{clause} has no script, since its calls alone do not show the failure; see mha show"
+        f" {clause}"
+    )
 
 
 def _write(file: Path, text: str) -> None:
     """Write a script in one step; raises ValueError where that cannot be."""
     if file.is_dir():
-        raise ValueError(f"{str(file)!r} is a folder; name a file in it, such as {str(file / 'script.py')!r}")
+        raise ValueError(
+            f"{str(file)!r} is a folder; name a file in it, such as {str(file / 'script.py')!r}"
+        )
     try:
         write_text(file, text)
     except OSError as error:
-        raise ValueError(f"the script cannot be written to {str(file)!r}: {error.strerror}") from None
+        raise ValueError(
+            f"the script cannot be written to {str(file)!r}: {error.strerror}"
+        ) from None

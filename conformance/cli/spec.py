@@ -13,13 +13,16 @@ WIDEST = 100
 
 
 def contract_text(word: str | None, *, markdown: bool = False) -> str:
-    """Return the page of a clause, the index of a family or of all clauses, or the whole contract as Markdown.
+    """Return the page of a clause, the index of a family or of all clauses, or the whole contract
+    as Markdown.
 
     word: a clause or a family, in any case. Raises ValueError for anything else.
     """
     if markdown:
         if word is not None:
-            raise ValueError(f"--markdown prints the whole contract: leave out {word!r}, or leave out --markdown")
+            raise ValueError(
+                f"--markdown prints the whole contract: leave out {word!r}, or leave out --markdown"
+            )
         return document().removesuffix("\n")
     width = min(shutil.get_terminal_size().columns, WIDEST)
     if word is None:
@@ -31,4 +34,6 @@ def contract_text(word: str | None, *, markdown: bool = False) -> str:
         return page(wanted, width)
     near = get_close_matches(wanted, [*CLAUSES, *FAMILIES], n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "`mha spec` lists them"
-    raise ValueError(f"{word!r} is neither a clause, such as MSK-1, nor a family, such as MSK; {hint}")
+    raise ValueError(
+        f"{word!r} is neither a clause, such as MSK-1, nor a family, such as MSK; {hint}"
+    )

@@ -20,12 +20,14 @@ FAILING = ("fail", "refused")
 
 
 def waive_failure(requested: Waiver, run: Path, file: Path | None) -> str:
-    """Add a waiver to a file, for the dtypes and devices in which the clause fails; return what to print.
+    """Add a waiver to a file, for the dtypes and devices in which the clause fails; return what to
+    print.
 
-    requested: its implementation may be empty if only one fails the clause. run: the report with the failure.
-    file: if None, the one that the next run in this folder reads.
-    Raises ValueError if there is no such failure, several implementations fail, the waiver would not cover the failure,
-    or the file cannot be written.
+    requested: its implementation may be empty if only one fails the clause. run: the report with
+        the failure.
+    file: if None, the one that the next run in this folder reads. Raises ValueError if there is no
+        such failure, several implementations fail, the waiver would not cover the failure, or the
+        file cannot be written.
     """
     if requested.expired:
         raise ValueError(f"--expires must not be in the past, but is {requested.expires}")
@@ -42,12 +44,15 @@ def waive_failure(requested: Waiver, run: Path, file: Path | None) -> str:
 
 
 def _file_of_project(target: str, name: str) -> Path:
-    """Return the file with the waivers of an implementation; raises ValueError for one that lies elsewhere."""
+    """Return the file with the waivers of an implementation; raises ValueError for one that lies
+    elsewhere.
+    """
     project = read_project(Path())
     file, folder = project.waivers_of(target, name), project.folder.resolve()
     if not file.resolve().is_relative_to(folder):
         raise ValueError(
-            f"{shown_path(file)} is not in the project, {str(folder)!r}; add --file to write it all the same"
+            f"{shown_path(file)} is not in the project, {str(folder)!r}; add --file to write it all"
+            " the same"
         )
     return file
 
@@ -55,7 +60,11 @@ def _file_of_project(target: str, name: str) -> Path:
 def _failures(verdicts: Sequence[Verdict], requested: Waiver, run: Path) -> list[Verdict]:
     """Return the failures of the one implementation that the waiver is for."""
     clause, name = requested.clause, requested.implementation
-    failed = [verdict for verdict in verdicts if verdict.status in FAILING and name in ("", verdict.implementation)]
+    failed = [
+        verdict
+        for verdict in verdicts
+        if verdict.status in FAILING and name in ("", verdict.implementation)
+    ]
     names = list(dict.fromkeys(verdict.implementation for verdict in failed))
     if not names:
         of_name = f" for {name}" if name else ""
@@ -65,13 +74,23 @@ def _failures(verdicts: Sequence[Verdict], requested: Waiver, run: Path) -> list
     return failed
 
 
-def _for_failures(requested: Waiver, failed: Sequence[Verdict], verdicts: Sequence[Verdict]) -> Waiver:
-    """Return the waiver for the implementation that failed, limited to where it failed if it passes elsewhere."""
+def _for_failures(
+    requested: Waiver, failed: Sequence[Verdict], verdicts: Sequence[Verdict]
+) -> Waiver:
+    """Return the waiver for the implementation that failed, limited to where it failed if it passes
+    elsewhere.
+    """
     waiver = replace(requested, implementation=failed[0].implementation)
-    claimed = [v for v in verdicts if v.implementation == waiver.implementation and v.status != "not_claimed"]
+    claimed = [
+        v
+        for v in verdicts
+        if v.implementation == waiver.implementation and v.status != "not_claimed"
+    ]
     if len(claimed) == len(failed):
         return waiver
-    dtypes, devices = (dict.fromkeys(getattr(verdict, name) for verdict in failed) for name in ("dtype", "device"))
+    dtypes, devices = (
+        dict.fromkeys(getattr(verdict, name) for verdict in failed) for name in ("dtype", "device")
+    )
     return replace(waiver, dtype=tuple(dtypes), device=tuple(devices))
 
 
@@ -79,13 +98,18 @@ def _validate_coverage(waiver: Waiver, failed: Sequence[Verdict]) -> None:
     """Raise ValueError if a failing case is one that the waiver does not apply to."""
     for verdict in failed:
         if verdict.case and not waiver.covers(read_case(verdict.case), verdict.message):
-            raise ValueError(f"--where {waiver.where!r} excludes the case that fails: {verdict.case}")
+            raise ValueError(
+                f"--where {waiver.where!r} excludes the case that fails: {verdict.case}"
+            )
 
 
 def _append(waiver: Waiver, file: Path) -> None:
     """Add a waiver to a file, below what is in it."""
     known = read_waivers(file) if file.exists() else []
-    if any((each.implementation, each.clause) == (waiver.implementation, waiver.clause) for each in known):
+    if any(
+        (each.implementation, each.clause) == (waiver.implementation, waiver.clause)
+        for each in known
+    ):
         what = f"{waiver.clause} for {waiver.implementation}"
         raise ValueError(f"{shown_path(file)} already has a waiver of {what}; edit that one")
     try:

@@ -1,4 +1,6 @@
-"""How the last call of a session reached the user's own code: the arguments by its own names, and their shapes."""
+"""How the last call of a session reached the user's own code: the arguments by its own names, and
+their shapes.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,22 @@ class _ReachedError(Exception):
 def arguments_of(session: Session) -> str:
     """Return the arguments that the last call of a session passed to an adapted module or kernel.
 
-    Empty for an implementation of another kind, and where the last step was no call. The module is built again.
+    Empty for an implementation of another kind, and where the last step was no call. The module is
+    built again.
     """
     original, step = original_of(session.implementation), session.steps[-1]
-    if not isinstance(original, ModuleImplementation | KernelImplementation) or not isinstance(step, CallStep):
+    if not isinstance(original, ModuleImplementation | KernelImplementation) or not isinstance(
+        step, CallStep
+    ):
         return ""
     problem, dtype = step.problem, getattr(torch, session.case.dtype)
     inputs = problem.query, problem.key, problem.value
     options = problem.options.change(need_weights=step.need_weights).arguments
     with judging(session.implementation), preserved(), torch.no_grad():
         with built_for_calls(max(problem.shape[2:]), problem.shape[0]):
-            attention: Any = original.build(problem.config, problem.weights, dtype=dtype, device=session.case.device)
+            attention: Any = original.build(
+                problem.config, problem.weights, dtype=dtype, device=session.case.device
+            )
         attention.train(MODES[step.mode].training)
         if isinstance(attention, ModuleAttention):
             attention.module.forward = _recording(attention.module.forward)
@@ -53,7 +60,9 @@ def arguments_of(session: Session) -> str:
         try:
             attention(*inputs, **options)
         except _ReachedError as reached:
-            return ", ".join(f"{name} {_brief(x, dtype)}" for name, x in reached.arguments if x is not None)
+            return ", ".join(
+                f"{name} {_brief(x, dtype)}" for name, x in reached.arguments if x is not None
+            )
     return ""
 
 
@@ -70,9 +79,15 @@ def _recording(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _brief(x: Any, dtype: torch.dtype) -> str:
-    """Return the shape of a tensor, with its dtype if it is another one, numbers or words as they are, or a type."""
+    """Return the shape of a tensor, with its dtype if it is another one, numbers or words as they
+    are, or a type.
+    """
     if isinstance(x, Tensor):
-        return str(tuple(x.shape)) + (f" {x.dtype}".replace(" torch.", " ") if x.dtype != dtype else "")
+        return str(tuple(x.shape)) + (
+            f" {x.dtype}".replace(" torch.", " ") if x.dtype != dtype else ""
+        )
     plain = bool | int | float | str
-    is_plain = isinstance(x, plain) or (type(x) is tuple and all(isinstance(each, plain) for each in x))
+    is_plain = isinstance(x, plain) or (
+        type(x) is tuple and all(isinstance(each, plain) for each in x)
+    )
     return f"{x!r:.80}" if is_plain else type(x).__name__

@@ -23,8 +23,12 @@ CONDITIONS: Mapping[str, Callable[[CallStep], bool]] = {
     "without a causal flag": lambda step: not step.problem.is_causal,
     "with a mask": lambda step: step.problem.mask is not None,
     "without a mask": lambda step: step.problem.mask is None,
-    "with neither a mask nor a causal flag": lambda step: not step.problem.is_causal and step.problem.mask is None,
-    "with a causal flag and a mask": lambda step: step.problem.is_causal and step.problem.mask is not None,
+    "with neither a mask nor a causal flag": (
+        lambda step: not step.problem.is_causal and step.problem.mask is None
+    ),
+    "with a causal flag and a mask": (
+        lambda step: step.problem.is_causal and step.problem.mask is not None
+    ),
     "with a boolean mask": lambda step: _mask_dtype(step) == torch.bool,
     "with a float mask": lambda step: _mask_dtype(step) not in (None, torch.bool),
     "without a boolean mask": lambda step: _mask_dtype(step) != torch.bool,
@@ -35,8 +39,12 @@ CONDITIONS: Mapping[str, Callable[[CallStep], bool]] = {
     "where no weights are requested": lambda step: not step.need_weights,
     "in training mode": lambda step: MODES[step.mode].training,
     "in evaluation mode": lambda step: not MODES[step.mode].training,
-    "under `no_grad` or `inference_mode`": lambda step: step.mode in ("no_grad", "inference", "train_no_grad"),
-    "in evaluation under `no_grad` or `inference_mode`": lambda step: step.mode in ("no_grad", "inference"),
+    "under `no_grad` or `inference_mode`": (
+        lambda step: step.mode in ("no_grad", "inference", "train_no_grad")
+    ),
+    "in evaluation under `no_grad` or `inference_mode`": (
+        lambda step: step.mode in ("no_grad", "inference")
+    ),
     "under `inference_mode`": lambda step: step.mode == "inference",
     "where gradients are recorded": lambda step: step.mode in ("eval", "train"),
     "where L = S": lambda step: step.problem.shape[2] == step.problem.shape[3],
@@ -50,13 +58,17 @@ CONDITIONS: Mapping[str, Callable[[CallStep], bool]] = {
 
 
 def condition(showing: Sequence[CallStep], others: Sequence[CallStep]) -> str | None:
-    """Return the condition that tells calls from others, "" if there are no others, and None if none does."""
+    """Return the condition that tells calls from others, "" if there are no others, and None if
+    none does.
+    """
     if not others:
         return ""
     for text, holds in CONDITIONS.items():
         if all(map(holds, showing)) and not any(map(holds, others)):
             return text
-    of_sizes = (_of_size(name, [*map(size, showing)], [*map(size, others)]) for name, size in SIZES.items())
+    of_sizes = (
+        _of_size(name, [*map(size, showing)], [*map(size, others)]) for name, size in SIZES.items()
+    )
     return next(filter(None, of_sizes), None)
 
 
@@ -86,5 +98,8 @@ def _mask_is(step: CallStep, per_head: bool, per_query: bool) -> bool:
     mask = step.problem.mask
     if mask is None:
         return False
-    heads, queries = (mask.shape[-3] if mask.ndim > 2 else 1), (mask.shape[-2] if mask.ndim > 1 else 1)
+    heads, queries = (
+        (mask.shape[-3] if mask.ndim > 2 else 1),
+        (mask.shape[-2] if mask.ndim > 1 else 1),
+    )
     return (heads > 1) is per_head and (queries > 1) is per_query

@@ -1,9 +1,10 @@
 """The diagnosis: which plain defect explains an incorrect answer.
 
-The answers of a failing session, and of calls like it, are compared with those of the textbook's formula with one
-defect, in float64. A defect is named if it reproduces all of them, or if a condition tells those that it reproduces
-from those that are right, and if no other defect that is as simple does. A diagnosis is a hint and not a verdict: what
-counts as reproduced is measured, by how far rounding takes the defective formula itself.
+The answers of a failing session, and of calls like it, are compared with those of the textbook's
+formula with one defect, in float64. A defect is named if it reproduces all of them, or if a
+condition tells those that it reproduces from those that are right, and if no other defect that is
+as simple does. A diagnosis is a hint and not a verdict: what counts as reproduced is measured, by
+how far rounding takes the defective formula itself.
 """
 
 from __future__ import annotations
@@ -56,10 +57,11 @@ Made = dict[tuple[int, torch.dtype], TextbookAttention]
 CORRECT = defect("correct", "no defect")
 # Defects that calls with ordinary numbers do not show.
 HIDDEN = tuple(each for group in NAMED for each in group if each.family == TOO_HIGH)
-# How much larger an error may be than that of the defective formula in the same dtype, both as root mean squares, and
-# how much larger its difference from the right answer must be.
+# How much larger an error may be than that of the defective formula in the same dtype, both as root
+# mean squares, and how much larger its difference from the right answer must be.
 SLACK, CLEAR = 16.0, 8.0
-# A number in a message, and by how much two may differ that are the same with other roundings, of three digits each.
+# A number in a message, and by how much two may differ that are the same with other roundings, of
+# three digits each.
 NUMBER, ALIKE = re.compile(r"-?(?:\d[\d.]*(?:e[-+]?\d+)?\b|nan\b|inf\b)"), 1e-2
 # An error this large is not one of rounding, relative to the answer.
 GROSS = 0.05
@@ -75,7 +77,9 @@ class Cause:
 
 
 def diagnose(prop: Property, session: Session) -> str:
-    """Return in words the defect that explains why a property failed in a session, or "" if none is found."""
+    """Return in words the defect that explains why a property failed in a session, or "" if none is
+    found.
+    """
     with threads(1), judging(session.implementation), preserved():
         evidence = collect(prop, session)
         text = _seen_in_own_calls(prop, session, evidence) if evidence else ""
@@ -84,7 +88,9 @@ def diagnose(prop: Property, session: Session) -> str:
         return wrong_gradients(prop, session) if "gradients" in prop.needs else ""
 
 
-def _seen_in_own_calls(prop: Property, session: Session, evidence: Sequence[Sequence[Evidence]]) -> str:
+def _seen_in_own_calls(
+    prop: Property, session: Session, evidence: Sequence[Sequence[Evidence]]
+) -> str:
     """Return the defect that the calls of the property show, of which one at least is incorrect."""
     plain = plain_calls(session)
     with torch.inference_mode():
@@ -93,16 +99,19 @@ def _seen_in_own_calls(prop: Property, session: Session, evidence: Sequence[Sequ
 
 
 def _would_fail(prop: Property, session: Session, cause: Cause) -> bool:
-    """Return whether the property rejects the defective formula too; if not, it failed for another reason."""
+    """Return whether the property rejects the defective formula too; if not, it failed for another
+    reason.
+    """
     # The formula does not know of a condition.
     return not cause.always or bool(_message_of_formula(cause.defect, prop, session))
 
 
 def _seen_in_plain_calls(prop: Property, session: Session) -> str:
-    """Return the defect that plain calls show, and that makes the property fail with the very same numbers.
+    """Return the defect that plain calls show, and that makes the property fail with the very same
+    numbers.
 
-    This is for what no single call shows: gradients, results that are compared with each other, and fills that only
-    the lowest scores show. These are tried where every plain call is right.
+    This is for what no single call shows: gradients, results that are compared with each other, and
+    fills that only the lowest scores show. These are tried where every plain call is right.
     """
     causes, alike = _causes_of(plain_calls(session), session.claims), ALIKE
     if causes is None:  # then only equal numbers show which fill it is
@@ -111,12 +120,18 @@ def _seen_in_plain_calls(prop: Property, session: Session) -> str:
     if not causes or _message_of_formula(CORRECT, prop, session):
         return ""
     message = _message(prop, session.implementation, session.case)
-    same = [cause for cause in causes if _is_alike(message, _message_of_formula(cause.defect, prop, session), alike)]
+    same = [
+        cause
+        for cause in causes
+        if _is_alike(message, _message_of_formula(cause.defect, prop, session), alike)
+    ]
     return _text(same, session)
 
 
 def _message_of_formula(defect: Defect, prop: Property, session: Session) -> str:
-    """Return how a property fails in the case of a session for the formula with a defect, "" if it does not."""
+    """Return how a property fails in the case of a session for the formula with a defect, "" if it
+    does not.
+    """
     with as_our_own():
         return _message(prop, _formula(defect, session), replace(session.case, device="cpu"))
 
@@ -155,13 +170,17 @@ def _is_alike(message: str, other: str, alike: float) -> bool:
     return (
         bool(pairs)
         and NUMBER.sub("#", message) == NUMBER.sub("#", other)
-        and all(math.isclose(float(one), float(two), rel_tol=alike, abs_tol=alike) or one == two for one, two in pairs)
+        and all(
+            math.isclose(float(one), float(two), rel_tol=alike, abs_tol=alike) or one == two
+            for one, two in pairs
+        )
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """How a defect fits a call: whether it reproduces the answer, and whether only an incorrect one would.
+    """How a defect fits a call: whether it reproduces the answer, and whether only an incorrect one
+    would.
 
     whole: whether it does so in every row, also in those that it leaves without a key.
     """
@@ -190,14 +209,20 @@ def explain(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Caus
         if any(cause.always for cause in causes):
             return causes
         somewhere = somewhere or causes
-    return somewhere or candidates(_fitted(evidence, claims), evidence, claims) or _pairs(evidence, claims)
+    return (
+        somewhere
+        or candidates(_fitted(evidence, claims), evidence, claims)
+        or _pairs(evidence, claims)
+    )
 
 
 def _pairs(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Cause]:
     return [cause for cause in candidates(pairs(), evidence, claims) if cause.always]
 
 
-def candidates(defects: Iterable[Defect], evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Cause]:
+def candidates(
+    defects: Iterable[Defect], evidence: Sequence[Sequence[Evidence]], claims: Claims
+) -> list[Cause]:
     """Return the defects that hold everywhere, or else those that hold under a condition.
 
     Those that say what every row is are preferred to those that leave some out.
@@ -211,14 +236,21 @@ def candidates(defects: Iterable[Defect], evidence: Sequence[Sequence[Evidence]]
         where = condition(showing, [fit.call.step for fit in fits if fit.contradicts])
         if where == "" or (where and _explains_more_than_nan(fits)):
             text = ", ".join(filter(None, (each.text, where)))
-            found.setdefault((where == "", _is_whole(fits)), []).append(Cause(text, each, where == ""))
+            found.setdefault((where == "", _is_whole(fits)), []).append(
+                Cause(text, each, where == "")
+            )
     return found[max(found)] if found else []
 
 
 def _explains_more_than_nan(fits: Sequence[Fit]) -> bool:
-    """Return whether more is explained than NaN in rows with an allowed key, which defects of any kind can give."""
+    """Return whether more is explained than NaN in rows with an allowed key, which defects of any
+    kind can give.
+    """
     calls = [fit.call for fit in fits if fit.explains]
-    return any(bool((call.wrong & ~(call.output.isnan().all(-1) & call.filled.all(1))).any()) for call in calls)
+    return any(
+        bool((call.wrong & ~(call.output.isnan().all(-1) & call.filled.all(1))).any())
+        for call in calls
+    )
 
 
 def _is_whole(fits: Sequence[Fit]) -> bool:
@@ -226,7 +258,9 @@ def _is_whole(fits: Sequence[Fit]) -> bool:
 
 
 def _text(causes: Sequence[Cause], session: Session) -> str:
-    """Return causes in words, those of their family if they are of one; "" if it may be either of several."""
+    """Return causes in words, those of their family if they are of one; "" if it may be either of
+    several.
+    """
     texts = list(dict.fromkeys(cause.text for cause in causes))
     families = {cause.defect.family for cause in causes}
     if len(texts) > 1 and len(families) == 1 and "" not in families:
@@ -235,7 +269,9 @@ def _text(causes: Sequence[Cause], session: Session) -> str:
 
 
 def _are_one(causes: Sequence[Cause], session: Session) -> bool:
-    """Return whether causes give the same answers in larger calls too, as where one input is key and value."""
+    """Return whether causes give the same answers in larger calls too, as where one input is key
+    and value.
+    """
     first, *others = (answers(_formula(cause.defect, session), session) for cause in causes)
     return all(cause.always for cause in causes) and all(
         len(each) == len(first) and all(map(torch.allclose, each, first)) for each in others
@@ -244,7 +280,12 @@ def _are_one(causes: Sequence[Cause], session: Session) -> bool:
 
 def _fitted(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> Iterator[Defect]:
     """Yield defects with a number that is fitted to the richest incorrect answer."""
-    wrong = [call for calls in evidence for call in calls if bool(call.wrong.all()) and _is_ordinary(call)]
+    wrong = [
+        call
+        for calls in evidence
+        for call in calls
+        if bool(call.wrong.all()) and _is_ordinary(call)
+    ]
     if not wrong:
         return
     call = max(wrong, key=lambda call: call.output.numel())
@@ -269,7 +310,9 @@ def _is_ordinary(call: Evidence) -> bool:
 
 
 def _minimum(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function is smallest, by its values on a grid and golden sections from the best of them."""
+    """Return where a function is smallest, by its values on a grid and golden sections from the
+    best of them.
+    """
     step = (high - low) / 60
     best = min((low + step * number for number in range(61)), key=function)
     low, high, ratio = best - step, best + step, (math.sqrt(5) - 1) / 2
@@ -279,7 +322,9 @@ def _minimum(function: Callable[[float], float], low: float, high: float) -> flo
     return (low + high) / 2
 
 
-def _fits_of(defect: Defect, evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Fit] | None:
+def _fits_of(
+    defect: Defect, evidence: Sequence[Sequence[Evidence]], claims: Claims
+) -> list[Fit] | None:
     """Return how a defect fits each call; None as soon as one is neither right nor as explained."""
     fits: list[Fit] = []
     explained = 0
@@ -295,13 +340,20 @@ def _fits_of(defect: Defect, evidence: Sequence[Sequence[Evidence]], claims: Cla
 
 
 def _fits_in(defect: Defect, calls: Sequence[Evidence], claims: Claims) -> list[Fit] | None:
-    """Return how a defect fits each call of a session; None if one is neither right nor as explained."""
+    """Return how a defect fits each call of a session; None if one is neither right nor as
+    explained.
+    """
     made: Made = {}
     fits = []
     for call in calls:
         try:
             fit = _fit(defect, call, claims, made)
-        except (RuntimeError, IndexError, ValueError, ArithmeticError):  # of shapes for which the defect means nothing
+        except (
+            RuntimeError,
+            IndexError,
+            ValueError,
+            ArithmeticError,
+        ):  # of shapes for which the defect means nothing
             fit = Fit(call, False, False)
         if not fit.fits and bool(call.wrong.any()):
             return None
@@ -312,7 +364,8 @@ def _fits_in(defect: Defect, calls: Sequence[Evidence], claims: Claims) -> list[
 def _fit(defect: Defect, call: Evidence, claims: Claims, made: Made) -> Fit:
     """Compare a call with that of the defective formula, in float64 and in the dtype of the call.
 
-    Where they differ, rows that the defect leaves without a key are left out: what those give is a matter of its own.
+    Where they differ, rows that the defect leaves without a key are left out: what those give is a
+    matter of its own.
     """
     exact, filled = _answer(defect, call, claims, made, torch.float64)
     known = call.right.rad.isfinite().all(-1)
@@ -335,7 +388,10 @@ def _fit(defect: Defect, call: Evidence, claims: Claims, made: Made) -> Fit:
             if dtype == single:
                 error = min(error, _difference(call.output[rows], rounded[rows]))
         clear = _difference(exact[rows], call.right.mid[rows]) > CLEAR * SLACK * allowed
-        most = max(SLACK * allowed, defect.unexplained * _difference(call.output[rows], call.right.mid[rows]))
+        most = max(
+            SLACK * allowed,
+            defect.unexplained * _difference(call.output[rows], call.right.mid[rows]),
+        )
         fit = Fit(call, error <= most, clear and bool(call.wrong[rows].any()), rows is known)
         if fit.fits:
             break
@@ -349,10 +405,14 @@ def _answer(
     made: Made,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return the answer of the defective formula in a dtype, in float64, and the rows (B, L) that keep a key."""
+    """Return the answer of the defective formula in a dtype, in float64, and the rows (B, L) that
+    keep a key.
+    """
     key, problem = (call.step.build, dtype), call.step.problem
     if key not in made:
-        made[key] = defect.attention(claims, call.config, call.weights.to(dtype, "cpu"), torch.Generator())
+        made[key] = defect.attention(
+            claims, call.config, call.weights.to(dtype, "cpu"), torch.Generator()
+        )
     mask = problem.mask
     if mask is not None:
         mask = mask.cpu().to(dtype) if mask.is_floating_point() else mask.cpu()
@@ -363,9 +423,13 @@ def _answer(
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
-    """Return the root mean square of a difference; infinite where only one of the two is NaN, or has an infinity."""
+    """Return the root mean square of a difference; infinite where only one of the two is NaN, or
+    has an infinity.
+    """
     same = (one == other) | (one.isnan() & other.isnan())
-    return _rms((one - other).masked_fill(same, 0.0).nan_to_num(nan=float("inf"), posinf=float("inf")))
+    return _rms(
+        (one - other).masked_fill(same, 0.0).nan_to_num(nan=float("inf"), posinf=float("inf"))
+    )
 
 
 def _rms(x: Tensor) -> float:

@@ -1,7 +1,9 @@
-"""Evidence for a diagnosis: what an implementation returned in a failing session, and in calls like it.
+"""Evidence for a diagnosis: what an implementation returned in a failing session, and in calls like
+it.
 
-The other calls keep coincidences out. They repeat the property on the same case with other numbers, and on cases of
-other sizes; and there are plain calls with each claimed form of mask, whatever the property is about.
+The other calls keep coincidences out. They repeat the property on the same case with other numbers,
+and on cases of other sizes; and there are plain calls with each claimed form of mask, whatever the
+property is about.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ from mha.spec.masks import join_causal
 NAMES = ("n_heads", "head_dim", "B", "L", "S")
 RELATED = ((2, 3, 4, 5, 7), (3, 4, 2, 6, 5), (3, 2, 2, 5, 29), (2, 3, 2, 13, 45))
 PLAIN = Domain(
-    masks=("none", "padding", "queries", "full", "bias", "full_bias"), causal=BOTH, values=("normal",), layouts=DENSE
+    masks=("none", "padding", "queries", "full", "bias", "full_bias"),
+    causal=BOTH,
+    values=("normal",),
+    layouts=DENSE,
 )
 # Those of plain calls.
 PLAIN_SIZES = (*RELATED[:2], (2, 3, 1, 4, 6), (2, 5, 3, 7, 4))
@@ -49,9 +54,11 @@ AGAIN = 8
 class Evidence:
     """A plain call, and what it returned.
 
-    step: with the masks that the implementation was given: the causal flag is part of the mask where it has no flag.
-    config, weights: of the attention that was called. output: (B, L, D), in float64. right: the oracle's, with its
-    bound. wrong: boolean (B, L), the rows outside that bound. filled: boolean (B, H, L), the rows with an allowed key.
+    step: with the masks that the implementation was given: the causal flag is part of the mask
+        where it has no flag.
+    config, weights: of the attention that was called. output: (B, L, D), in float64. right: the
+        oracle's, with its bound. wrong: boolean (B, L), the rows outside that bound. filled:
+        boolean (B, H, L), the rows with an allowed key.
     """
 
     step: CallStep
@@ -75,20 +82,25 @@ class Recorder(Session):
         super().__init__(*given)
         self.returned: dict[int, Tensor] = {}
 
-    def _recorded(self, step: CallStep, returned: Any, dtypes: tuple[torch.dtype, ...]) -> RecordedOutput:
+    def _recorded(
+        self, step: CallStep, returned: Any, dtypes: tuple[torch.dtype, ...]
+    ) -> RecordedOutput:
         recorded = super()._recorded(step, returned, dtypes)
         self.returned[step.number] = recorded.output.tensor.detach().clone()
         return recorded
 
     def forward(self, problem: Problem, via: Instance | None = None) -> Tensor:
-        """Return the output, which is no evidence: what differentiates it may change the inputs in between."""
+        """Return the output, which is no evidence: what differentiates it may change the inputs in
+        between.
+        """
         output = super().forward(problem, via)
         self.returned.clear()
         return output
 
 
 def collect(prop: Property, session: Session) -> list[Sequence[Evidence]]:
-    """Return the calls of each session, first those of the failing one; none if no answer in that is incorrect.
+    """Return the calls of each session, first those of the failing one; none if no answer in that
+    is incorrect.
 
     A session is a sequence of calls in order. The implementation is called again for all of them.
     """
@@ -101,10 +113,14 @@ def collect(prop: Property, session: Session) -> list[Sequence[Evidence]]:
 
 
 def related_cases(prop: Property, case: Case) -> Iterator[Case]:
-    """Yield a case of a property with other numbers, and cases of other sizes, some with what is special in it."""
+    """Yield a case of a property with other numbers, and cases of other sizes, some with what is
+    special in it.
+    """
     square = case.inputs in ("self", "query_key", "query_value") or prop.domain.square
     for number in range(1, AGAIN):
-        yield replace(case, seed=case.seed + number, values=case.values if number < AGAIN - 2 else "normal")
+        yield replace(
+            case, seed=case.seed + number, values=case.values if number < AGAIN - 2 else "normal"
+        )
     for number, sizes in enumerate(_related_sizes(case), AGAIN):
         row = {**sizes, "S": sizes["L"]} if square else sizes
         yield replace(case, **row, seed=case.seed + number, values="normal")
@@ -117,54 +133,77 @@ def _related_sizes(case: Case) -> Iterator[dict[str, Any]]:
         if size == 1:
             yield larger | {name: 1}
     yield larger | {name: size for name, size in own.items() if size > LARGE}
-    yield larger | {name: size * 3 // 2 for name, size in own.items() if size > LARGE}  # of another tile
+    yield larger | {
+        name: size * 3 // 2 for name, size in own.items() if size > LARGE
+    }  # of another tile
     yield larger | {"S": larger["L"]}
     yield larger | {"n_heads": larger["B"]}
     for row in RELATED:
         yield dict(zip(NAMES, row, strict=True))
 
 
-# Of the last implementations, by identity, as one need not be hashable; it is kept alive so that its id is not reused.
+# Of the last implementations, by identity, as one need not be hashable; it is kept alive so that
+# its id is not reused.
 KEPT = 8
 _plain: dict[tuple[int, str, str], tuple[Implementation, PlainCalls]] = {}
 
 
 def plain_calls(session: Session) -> PlainCalls:
-    """Return calls with each claimed form of mask, whatever the property is about; a session is a tuple of them."""
+    """Return calls with each claimed form of mask, whatever the property is about; a session is a
+    tuple of them.
+    """
     key = id(session.implementation), session.case.dtype, session.case.device
     if key not in _plain:
         if len(_plain) == KEPT:
             del _plain[next(iter(_plain))]
-        made = (tuple(calls_of(_call_thrice, session, case)) for case in plain_cases(session, PLAIN_SIZES))
+        made = (
+            tuple(calls_of(_call_thrice, session, case))
+            for case in plain_cases(session, PLAIN_SIZES)
+        )
         _plain[key] = session.implementation, tuple(calls for calls in made if calls)
     return _plain[key][1]
 
 
 def answers(implementation: Implementation, session: Session) -> list[Tensor]:
-    """Return what an implementation answers to calls with each claimed form of mask, larger than the plain ones."""
+    """Return what an implementation answers to calls with each claimed form of mask, larger than
+    the plain ones.
+    """
     cases = [replace(case, dtype="float64") for case in plain_cases(session, [WIDE])]
     calls = (calls_of(_call_thrice, Session(implementation, case), case) for case in cases)
     return [call.output for made in calls for call in made]
 
 
 def _call_thrice(session: Session, case: Case) -> None:
-    """Call an attention on three problems of the same shapes, the second time with weights, the third in training."""
+    """Call an attention on three problems of the same shapes, the second time with weights, the
+    third in training.
+    """
     problem = case.problem()
     session(problem)
-    other, last = (replace(case, seed=case.seed + number).problem(weights=problem.weights) for number in (100, 200))
+    other, last = (
+        replace(case, seed=case.seed + number).problem(weights=problem.weights)
+        for number in (100, 200)
+    )
     session(other, need_weights=session.claims.returns_weights)
     session(last, mode="train")
 
 
 def plain_cases(session: Session, sizes: Sequence[Sizes]) -> Iterator[Case]:
-    """Yield cases with each claimed form of mask in each of these sizes, with and without the causal flag."""
+    """Yield cases with each claimed form of mask in each of these sizes, with and without the
+    causal flag.
+    """
     domain = PLAIN.within(session.claims)
     if not isinstance(domain, Domain):
         return
     inputs = CLAIMED_INPUTS[session.claims.cross_attention][0]
     for number, (mask, causal, own) in enumerate(product(domain.masks, domain.causal, sizes)):
         row: dict[str, Any] = dict(zip(NAMES, own, strict=True))
-        row |= {"mask": mask, "causal": causal, "inputs": inputs, "bias": domain.bias[0], "seed": number}
+        row |= {
+            "mask": mask,
+            "causal": causal,
+            "inputs": inputs,
+            "bias": domain.bias[0],
+            "seed": number,
+        }
         yield domain.case(session.claims, session.case.dtype, session.case.device, row)
 
 
@@ -183,13 +222,19 @@ def calls_of(function: PropertyFunction, session: Session, case: Case) -> list[E
         if isinstance(step, CallStep) and step.number in recorder.returned and step.build in builds:
             build = builds[step.build]
             if _is_plain(step, build.config):
-                found = _evidence(step, build, recorder.returned[step.number].double().cpu(), claims)
-                calls.append(replace(found, step=_with_joined_masks(step, claims)) if joins else found)
+                found = _evidence(
+                    step, build, recorder.returned[step.number].double().cpu(), claims
+                )
+                calls.append(
+                    replace(found, step=_with_joined_masks(step, claims)) if joins else found
+                )
     return calls
 
 
 def joins_causal(implementation: Implementation) -> bool:
-    """Return whether an adapter makes the causal flag a part of the mask, since what it adapts has none."""
+    """Return whether an adapter makes the causal flag a part of the mask, since what it adapts has
+    none.
+    """
     call, claims = getattr(original_of(implementation), "call", None), implementation.claims
     if not isinstance(call, CallByName) or call.signature.is_causal:
         return False
@@ -201,22 +246,35 @@ def _with_joined_masks(step: CallStep, claims: Claims) -> CallStep:
     if not (problem.is_causal and claims.causal):
         return step
     causal = causal_mask(*problem.shape[2:], claims.causal, problem.query.device)[None, None]
-    return replace(step, problem=problem.change(mask=join_causal(problem.mask, causal), is_causal=False))
+    return replace(
+        step, problem=problem.change(mask=join_causal(problem.mask, causal), is_causal=False)
+    )
 
 
 def _is_plain(step: CallStep, config: Config) -> bool:
     """Return whether the textbook's formula says what a call returns."""
     problem = step.problem
-    if not all(bool(x.isfinite().all()) for x in (step.problem.query, step.problem.key, step.problem.value)):
+    if not all(
+        bool(x.isfinite().all()) for x in (step.problem.query, step.problem.key, step.problem.value)
+    ):
         return False
     variant = config.extra_keys or config.length_first or step.mode == "autocast"
-    return not variant and _fits_together(problem) and not (config.drops and MODES[step.mode].training)
+    return (
+        not variant and _fits_together(problem) and not (config.drops and MODES[step.mode].training)
+    )
 
 
 def _fits_together(problem: Problem) -> bool:
-    """Return whether shapes agree and no size is 0; a call with other inputs should have been refused."""
+    """Return whether shapes agree and no size is 0; a call with other inputs should have been
+    refused.
+    """
     query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
-    if query.ndim != 3 or key.ndim != 3 or len(query) != len(key) or key.shape[:2] != value.shape[:2]:
+    if (
+        query.ndim != 3
+        or key.ndim != 3
+        or len(query) != len(key)
+        or key.shape[:2] != value.shape[:2]
+    ):
         return False
     try:
         if mask is not None:
@@ -230,6 +288,10 @@ def _evidence(step: CallStep, build: BuildStep, output: Tensor, claims: Claims) 
     with torch.inference_mode():
         expected = oracle(step.problem.cpu(), claims)
     right = expected.output
-    same = ((output - right.mid).abs() <= right.rad) | (output.isnan() & right.mid.isnan()) | (output == right.mid)
+    same = (
+        ((output - right.mid).abs() <= right.rad)
+        | (output.isnan() & right.mid.isnan())
+        | (output == right.mid)
+    )
     wrong = ~(same | right.rad.isinf()).all(-1)
     return Evidence(step, build.config, build.weights, output, right, wrong, ~expected.empty)

@@ -1,4 +1,6 @@
-"""Which step of an incorrect call is the first wrong one, as far as the layers of a module and its weights show it."""
+"""Which step of an incorrect call is the first wrong one, as far as the layers of a module and its
+weights show it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from mha.implementations.discovery.resolve import original_of
 from mha.implementations.process.torch_state import preserved, threads
 from mha.spec import Claims
 
-# How much larger the error of a step may be than that of the textbook's formula in the same dtype, as norms.
+# How much larger the error of a step may be than that of the textbook's formula in the same dtype,
+# as norms.
 SLACK = 16.0
 
 
@@ -33,7 +36,9 @@ class _Formula(TextbookAttention):
         mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
         inputs = (x.to(dtype) for x in (problem.query, problem.key, problem.value))
         with torch.no_grad():
-            self.steps["output"] = self(*inputs, **problem.options.change(mask=mask).arguments).output
+            self.steps["output"] = self(
+                *inputs, **problem.options.change(mask=mask).arguments
+            ).output
 
     def weigh(self, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
         """Return the weights (B, H, L, S)."""
@@ -47,16 +52,24 @@ class _Formula(TextbookAttention):
 
 
 def first_wrong_step(prop: Property, session: Session) -> str:
-    """Return which steps of the first incorrect call of a session are right, and which one is not; "" if none is seen.
+    """Return which steps of the first incorrect call of a session are right, and which one is not;
+    "" if none is seen.
 
-    Seen are the layers of a module that is adapted by its parameters, and the weights that it returns. The
-    implementation is called again.
+    Seen are the layers of a module that is adapted by its parameters, and the weights that it
+    returns. The implementation is called again.
     """
     original = original_of(session.implementation)
     if not isinstance(original, ModuleImplementation):
         return ""
     with threads(1), judging(session.implementation), preserved():
-        call = next((call for call in calls_of(prop.function, session, session.case) if bool(call.wrong.any())), None)
+        call = next(
+            (
+                call
+                for call in calls_of(prop.function, session, session.case)
+                if bool(call.wrong.any())
+            ),
+            None,
+        )
         if call is None:
             return ""
         dtype, device = call.step.problem.query.dtype, session.case.device
@@ -66,11 +79,17 @@ def first_wrong_step(prop: Property, session: Session) -> str:
     wrong = next((number for number, (_, is_right) in enumerate(steps) if not is_right), None)
     if wrong is None or len(steps) == 1:  # nothing but the output is seen
         return ""
-    return ", ".join(f"{name} {'right' if is_right else 'wrong'}" for name, is_right in steps[: wrong + 1])
+    return ", ".join(
+        f"{name} {'right' if is_right else 'wrong'}" for name, is_right in steps[: wrong + 1]
+    )
 
 
-def _steps(attention: ModuleAttention, call: Evidence, claims: Claims) -> Iterator[tuple[str, bool]]:
-    """Yield whether the steps that can be seen are right, in order; a projection is if its input is."""
+def _steps(
+    attention: ModuleAttention, call: Evidence, claims: Claims
+) -> Iterator[tuple[str, bool]]:
+    """Yield whether the steps that can be seen are right, in order; a projection is if its input
+    is.
+    """
     problem, seen = call.step.problem, dict[str, Tensor]()
     for key, layer in _layers(attention):
         layer.register_forward_pre_hook(_recording(key, seen))
@@ -80,7 +99,9 @@ def _steps(attention: ModuleAttention, call: Evidence, claims: Claims) -> Iterat
         output, weights, _ = problem.change(need_weights=call.step.need_weights).call(attention)
     back, axes = FROM_LAYOUT[attention.layout], len(attention.layout.split())
     seen = {key: back(x) if x.ndim == axes else x for key, x in seen.items()}
-    exact, rounded = (_Formula(call, claims, dtype).steps for dtype in (torch.float64, problem.query.dtype))
+    exact, rounded = (
+        _Formula(call, claims, dtype).steps for dtype in (torch.float64, problem.query.dtype)
+    )
     projected = [(x, inputs["qkv".index(key[2])]) for key, x in seen.items() if key != "w_o"]
     if projected:
         yield "projections", all(_is_alike(x, given, given) for x, given in projected)
@@ -89,7 +110,9 @@ def _steps(attention: ModuleAttention, call: Evidence, claims: Claims) -> Iterat
             yield name, _is_alike(tensor, exact[name], rounded[name])
 
 
-def _recording(key: str, seen: dict[str, Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+def _recording(
+    key: str, seen: dict[str, Tensor]
+) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
     """Return the hook that keeps the first input of a layer under a key."""
 
     def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -109,10 +132,15 @@ def _layers(attention: ModuleAttention) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _is_alike(actual: Tensor, exact: Tensor, rounded: Tensor) -> bool:
-    """Return whether a tensor, which may be flattened, is as near to the exact one as rounding takes the formula."""
+    """Return whether a tensor, which may be flattened, is as near to the exact one as rounding
+    takes the formula.
+    """
     if actual.numel() != exact.numel():
         return False
     right = exact.double()
-    allowed = torch.finfo(rounded.dtype).eps * right.nan_to_num().norm() + (rounded - right).nan_to_num().norm()
+    allowed = (
+        torch.finfo(rounded.dtype).eps * right.nan_to_num().norm()
+        + (rounded - right).nan_to_num().norm()
+    )
     error = (actual.double().reshape(right.shape) - right).masked_fill(right.isnan(), 0.0).norm()
     return bool(error <= SLACK * allowed)

@@ -1,4 +1,5 @@
-"""The inside of a process that judges: it imports what is judged, and answers each task with a verdict, as JSON.
+"""The inside of a process that judges: it imports what is judged, and answers each task with a
+verdict, as JSON.
 
 What an implementation prints goes to standard error.
 """
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from mha.implementations import Resolved
 
 Say = Callable[[dict[str, Any]], None]
-# The streams of the command, which are not used here, as a lock of theirs may be held; they would close with the last
-# reference to them, and so would the descriptors.
+# The streams of the command, which are not used here, as a lock of theirs may be held; they would
+# close with the last reference to them, and so would the descriptors.
 FORMER: list[object] = []
 
 
@@ -57,11 +58,17 @@ def work(channel: socket.socket, times: memoryview[float], last_words: IO[bytes]
 def work_by_itself(channel: int, times: int, last_words: int) -> None:
     """Do the same in a Python of its own, which has inherited these descriptors."""
     memory = mmap.mmap(times, TIMES_SIZE)
-    work(socket.socket(fileno=channel), memoryview(memory).cast("d"), os.fdopen(last_words, "wb", buffering=0))
+    work(
+        socket.socket(fileno=channel),
+        memoryview(memory).cast("d"),
+        os.fdopen(last_words, "wb", buffering=0),
+    )
 
 
 def _prepare(times: memoryview[float], last_words: IO[bytes]) -> None:
-    """Set up the process: its standard streams, what signals do, and what is left of it if it crashes."""
+    """Set up the process: its standard streams, what signals do, and what is left of it if it
+    crashes.
+    """
     # What is judged may read, but not from the user.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -95,7 +102,9 @@ def _yield_to_others() -> None:
 
 
 def _read(channel: socket.socket, tasks: SimpleQueue[Any]) -> None:
-    """Queue what comes; at its end, as where the command was killed, end the process, whatever it waits for."""
+    """Queue what comes; at its end, as where the command was killed, end the process, whatever it
+    waits for.
+    """
     with suppress(Exception), channel.makefile("rb") as messages:  # the end, or what cannot be read
         while True:
             tasks.put(pickle.load(messages))
@@ -122,9 +131,11 @@ def _judge_what_comes(tasks: SimpleQueue[Any], say: Say) -> None:
 
 
 def _found(targets: Sequence[str], say: Say, *, is_heard: bool) -> dict[str, Resolved] | None:
-    """Import all that is judged, in order, and say what it is, or why that is not known; return it by the target.
+    """Import all that is judged, in order, and say what it is, or why that is not known; return it
+    by the target.
 
-    is_heard: whether what it prints meanwhile is shown; of several processes that import it, one is.
+    is_heard: whether what it prints meanwhile is shown; of several processes that import it, one
+    is.
     """
     from mha.conformance.engine import subjects
     from mha.conformance.settings import by_name
@@ -148,7 +159,11 @@ def _found(targets: Sequence[str], say: Say, *, is_heard: bool) -> dict[str, Res
         except KeyboardInterrupt:  # no Ctrl-C reaches this process
             say({"error": f"{loading!r} cannot be used: {INTERRUPTED}"})
             return None
-    known = {"found": subjects.written(list(chosen.values())), "broken": found.broken, "notes": list(found.notes)}
+    known = {
+        "found": subjects.written(list(chosen.values())),
+        "broken": found.broken,
+        "notes": list(found.notes),
+    }
     say(known | {"torch_changes": torch_changes()})
     return {each.target: each for each in found.resolved}
 

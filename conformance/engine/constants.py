@@ -1,4 +1,6 @@
-"""Hypothesis looks for constants to draw in each module that is loaded, and some raise when they are looked at."""
+"""Hypothesis looks for constants to draw in each module that is loaded, and some raise when they
+are looked at.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ PLACE, LOOKS, SEEN, FOUND = (
 def only_readable_modules() -> Iterator[None]:
     """Let Hypothesis pass over the modules that it cannot read, in the block.
 
-    It reads `__file__` of each module that is loaded since it looked last, and takes it for a string, or None.
+    It reads `__file__` of each module that is loaded since it looked last, and takes it for a
+    string, or None.
     """
     try:
         providers: Any = import_module(PLACE)

@@ -1,4 +1,5 @@
-"""Processes that code which is judged has started: none is left when the command, or the process of a job, ends.
+"""Processes that code which is judged has started: none is left when the command, or the process of
+a job, ends.
 
 Nothing here imports torch.
 """
@@ -50,13 +51,17 @@ def end_with_parent(parent: int) -> None:
 
 
 def kill_descendants(besides: Collection[int] = ()) -> None:
-    """Kill all that descends from this process, besides some, until nothing is left, for at most `GRACE`."""
+    """Kill all that descends from this process, besides some, until nothing is left, for at most
+    `GRACE`.
+    """
     deadline = monotonic() + GRACE
     while (left := descendants().difference(besides)) and monotonic() < deadline:
         for process in left:
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)
-            with suppress(OSError):  # it may be the child of another descendant, which is killed too
+            with suppress(
+                OSError
+            ):  # it may be the child of another descendant, which is killed too
                 os.waitpid(process, os.WNOHANG)
         sleep(0.01)
 
@@ -64,9 +69,16 @@ def kill_descendants(besides: Collection[int] = ()) -> None:
 def descendants() -> set[int]:
     """Return the processes that descend from this one and have not ended."""
     parents = {}
-    for name in filter(str.isdecimal, os.listdir("/proc")):  # not `glob`, which raises where a process ends meanwhile
+    for name in filter(
+        str.isdecimal, os.listdir("/proc")
+    ):  # not `glob`, which raises where a process ends meanwhile
         with suppress(OSError, ValueError, IndexError):
-            state, parent = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            state, parent = (
+                Path("/proc", name, "stat")
+                .read_text(errors="replace")
+                .rpartition(")")[2]
+                .split()[:2]
+            )
             if state != "Z":
                 parents[int(name)] = int(parent)
     found, new = set[int](), {os.getpid()}

@@ -1,4 +1,6 @@
-"""How long a run may take, before anything is called: from the number of cases, and the speed of the oracle here."""
+"""How long a run may take, before anything is called: from the number of cases, and the speed of
+the oracle here.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from mha.conformance.settings import Settings
 from mha.implementations.process.torch_state import threads
 from mha.spec import Claims, oracle
 
-# What a property and each of its cases cost, in plain calls of the oracle: measured over the built-in implementations,
-# whose own share is small.
+# What a property and each of its cases cost, in plain calls of the oracle: measured over the
+# built-in implementations, whose own share is small.
 PER_PROPERTY, PER_CASE = 120, 5
 # About how many cases cover all pairs of levels.
 ALL_PAIRS = 40
@@ -21,12 +23,15 @@ CALLS = 10
 
 
 def estimate(claims: Iterable[Claims], settings: Settings, share: float = 1.0) -> str:
-    """Return about how long one process takes to judge a share of the clauses for each of these claims, in words.
+    """Return about how long one process takes to judge a share of the clauses for each of these
+    claims, in words.
 
     >>> estimate([], Settings(profile="quick"))
     'about 5 s'
     """
-    return in_words(share * sum(_plain_calls(each, settings) for each in claims) * _seconds_of_a_plain_call())
+    return in_words(
+        share * sum(_plain_calls(each, settings) for each in claims) * _seconds_of_a_plain_call()
+    )
 
 
 def in_words(seconds: float) -> str:
@@ -35,24 +40,34 @@ def in_words(seconds: float) -> str:
     >>> in_words(23.4), in_words(100.0), in_words(4000.0)
     ('about 25 s', 'about 2 min', 'about 67 min')
     """
-    return f"about {max(5, 5 * round(seconds / 5))} s" if seconds < 90 else f"about {round(seconds / 60)} min"
+    return (
+        f"about {max(5, 5 * round(seconds / 5))} s"
+        if seconds < 90
+        else f"about {round(seconds / 60)} min"
+    )
 
 
 def _plain_calls(claims: Claims, settings: Settings) -> int:
-    """Return what it costs to judge an implementation with these claims, in plain calls of the oracle."""
+    """Return what it costs to judge an implementation with these claims, in plain calls of the
+    oracle.
+    """
     cost, limits = 0, settings.limits
     dtypes = {*claims.dtypes}.intersection(settings.dtypes)
     for dtype in dtypes:
         every = limits.float64_every if dtype == "float64" and "float32" in dtypes else 1
         for prop in (prop for clause in settings.judged_clauses for prop in properties()[clause]):
             if (limits.slow or not prop.slow) and isinstance(prop.within(claims, dtype), Domain):
-                cases = min(prop.max_cases, limits.boundary, ALL_PAIRS) + min(prop.max_cases, limits.examples)
+                cases = min(prop.max_cases, limits.boundary, ALL_PAIRS) + min(
+                    prop.max_cases, limits.examples
+                )
                 cost += PER_PROPERTY + PER_CASE * cases // every
     return cost * len(settings.devices)
 
 
 def _seconds_of_a_plain_call() -> float:
-    """Return how long the oracle takes for a plain case on this machine: the shortest time, as others may start."""
+    """Return how long the oracle takes for a plain case on this machine: the shortest time, as
+    others may start.
+    """
     claims, times = Claims(), list[float]()
     problem = plain_cases(claims, "float32", "cpu")[0].problem()
     with threads(1):

@@ -23,12 +23,13 @@ from typing import IO, NoReturn
 from mha.conformance.engine.descendants import end_with_parent
 from mha.conformance.engine.watch import Times, place_in, why
 
-# In seconds: between two looks; for a process that has given its status, or closed the pipe for it; and for one that
-# was asked to say where it is.
+# In seconds: between two looks; for a process that has given its status, or closed the pipe for it;
+# and for one that was asked to say where it is.
 LOOK, EXIT_TIMEOUT, CLOSED_TIMEOUT, LAST_WORDS_TIMEOUT = 0.25, 60.0, 5.0, 1.0
 # In bytes, of what begins a status, so that nothing else is taken for one.
 TOKEN = 16
-# In the place of a status: Python comes to its end by itself, and so the exit status is the command's.
+# In the place of a status: Python comes to its end by itself, and so the exit status is the
+# command's.
 BY_ITSELF = 0xFF
 GARBLED = "its process wrote to the pipe of its exit status what is not one"
 
@@ -38,25 +39,30 @@ KEPT: list[object] = []
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended. status: of the exit, None if it gave none. why: in words, where it gave none."""
+    """How a command ended. status: of the exit, None if it gave none. why: in words, where it gave
+    none.
+    """
 
     status: int | None
     why: str = ""
 
 
 def may_fork() -> bool:
-    """Return whether processes may be forked: code that has run on torch, or CUDA, may hold a lock that a fork keeps.
+    """Return whether processes may be forked: code that has run on torch, or CUDA, may hold a lock
+    that a fork keeps.
 
-    So only if torch is not imported yet: importing it starts no threads but OpenBLAS's, which it ends for a fork. Not
-    on macOS, whose system libraries do not survive one.
+    So only if torch is not imported yet: importing it starts no threads but OpenBLAS's, which it
+    ends for a fork. Not on macOS, whose system libraries do not survive one.
     """
     return sys.platform == "linux" and "torch" not in sys.modules
 
 
 def run_guarded(run: Callable[[], int], *, timeout: float = 0.0) -> Outcome:
-    """Run a command in a fork, and return how it ended; where no process may be forked, run it in this one.
+    """Run a command in a fork, and return how it ended; where no process may be forked, run it in
+    this one.
 
-    timeout: in seconds, of a call of what is judged, 0 for none. SIGTERM reaches the fork, and so does Ctrl-C.
+    timeout: in seconds, of a call of what is judged, 0 for none. SIGTERM reaches the fork, and so
+    does Ctrl-C.
     """
     if not may_fork():
         return Outcome(run())
@@ -74,7 +80,9 @@ def run_guarded(run: Callable[[], int], *, timeout: float = 0.0) -> Outcome:
 
 
 def fork_off(timeout: float) -> Outcome | Callable[[int], None]:
-    """Fork this process: return, in the fork, what takes its status at the end, and in the other how it ended."""
+    """Fork this process: return, in the fork, what takes its status at the end, and in the other
+    how it ended.
+    """
     times, last_words = Times(), TemporaryFile(buffering=0)  # noqa: SIM115  it is closed, or kept in the fork
     reading, writing = os.pipe()
     token, parent = secrets.token_bytes(TOKEN), os.getpid()
@@ -84,7 +92,12 @@ def fork_off(timeout: float) -> Outcome | Callable[[int], None]:
     if child:
         os.close(writing)
         times.restart()
-        with _Forwarding(child), closing(times), last_words, os.fdopen(reading, "rb", buffering=0) as given:
+        with (
+            _Forwarding(child),
+            closing(times),
+            last_words,
+            os.fdopen(reading, "rb", buffering=0) as given,
+        ):
             return _Fork(child, given, token, times, last_words).outcome(timeout)
     os.close(reading)
     end_with_parent(parent)
@@ -105,8 +118,8 @@ def fork_off(timeout: float) -> Outcome | Callable[[int], None]:
 def watch_from_outside(timeout: float) -> None:
     """Let a fork end this process where a call does not return; Linux only.
 
-    It is for a process that another one has started, and waits for. The fork runs nothing of torch, which may be
-    imported already. timeout: in seconds, of a call.
+    It is for a process that another one has started, and waits for. The fork runs nothing of torch,
+    which may be imported already. timeout: in seconds, of a call.
     """
     times, parent = Times(), os.getpid()
     times.restart()
@@ -119,7 +132,9 @@ def watch_from_outside(timeout: float) -> None:
 
 
 def _end_when_overdue(times: Times, parent: int, timeout: float) -> NoReturn:
-    """Kill the parent once a call takes too long, and say so; then, or when the parent has ended, end."""
+    """Kill the parent once a call takes too long, and say so; then, or when the parent has ended,
+    end.
+    """
     try:
         end_with_parent(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -145,7 +160,9 @@ def _share(times: Times) -> None:
 
 @dataclass
 class _Fork:
-    """A fork, as its parent knows it. given: where it writes its status, after the token. times, last_words: shared."""
+    """A fork, as its parent knows it. given: where it writes its status, after the token. times,
+    last_words: shared.
+    """
 
     process: int
     given: IO[bytes]
@@ -154,9 +171,12 @@ class _Fork:
     last_words: IO[bytes]
 
     def outcome(self, timeout: float) -> Outcome:
-        """Return how the command in the fork ended, once it has; timeout: in seconds, of a call, 0 for none."""
+        """Return how the command in the fork ended, once it has; timeout: in seconds, of a call, 0
+        for none.
+        """
         status = None
-        # It is reaped before the last look: what it has started may keep the pipe open, and it may just have written.
+        # It is reaped before the last look: what it has started may keep the pipe open, and it may
+        # just have written.
         while not _is_readable(self.given, LOOK) and status is None:
             if timeout and (late := self.times.overdue(timeout)):
                 return Outcome(None, late + self._place())
@@ -182,7 +202,8 @@ def _is_readable(given: IO[bytes], patience: float) -> bool:
 
 
 def _reaped(child: int, patience: float) -> int | None:
-    """Return the exit status of a child, None if it does not end within so many seconds; then it is killed.
+    """Return the exit status of a child, None if it does not end within so many seconds; then it is
+    killed.
 
     With no patience at all, it is not.
     """
@@ -201,7 +222,9 @@ def _reaped(child: int, patience: float) -> int | None:
 
 
 class _Forwarding:
-    """Lets SIGTERM reach a command in its fork, where it is heeded; Ctrl-C at a terminal reaches both."""
+    """Lets SIGTERM reach a command in its fork, where it is heeded; Ctrl-C at a terminal reaches
+    both.
+    """
 
     def __init__(self, child: int) -> None:
         self.child = child

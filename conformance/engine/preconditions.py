@@ -1,4 +1,6 @@
-"""What blocks a clause: a plain call that fails, and a failure that only the memory layout of the inputs causes."""
+"""What blocks a clause: a plain call that fails, and a failure that only the memory layout of the
+inputs causes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class FailedPrecondition(NamedTuple):
     message: str
 
 
-# Keyed by identity, as an implementation need not be hashable; it is kept alive so that its id is not used again.
+# Keyed by identity, as an implementation need not be hashable; it is kept alive so that its id is
+# not used again.
 _known: dict[tuple[int, str, str], tuple[Implementation, FailedPrecondition | None]] = {}
 
 
@@ -51,7 +54,13 @@ def plain_cases(claims: Claims, dtype: str, device: str) -> list[Case]:
     inputs = CLAIMED_INPUTS[claims.cross_attention][0]
     sizes = {"n_heads": 2, "head_dim": 3, "L": 3, "S": 3 if inputs == "self" else 5}
     plain = Case(
-        **fit_sizes(sizes, claims), B=2, dtype=dtype, device=device, inputs=inputs, seed=1, projected=claims.projections
+        **fit_sizes(sizes, claims),
+        B=2,
+        dtype=dtype,
+        device=device,
+        inputs=inputs,
+        seed=1,
+        projected=claims.projections,
     )
     if claims.always_causal and claims.causal:
         plain = replace(plain, causal=True, alignment=claims.causal)
@@ -59,25 +68,42 @@ def plain_cases(claims: Claims, dtype: str, device: str) -> list[Case]:
 
 
 def _try(implementation: Implementation, dtype: str, device: str) -> FailedPrecondition | None:
-    """Return SHP-1 where a plain call raises or has the wrong shape, HED-1 where its values are incorrect."""
+    """Return SHP-1 where a plain call raises or has the wrong shape, HED-1 where its values are
+    incorrect.
+    """
     for case in plain_cases(implementation.claims, dtype, device):
         try:
             with preserved():
                 session, problem = Session(implementation, case), case.problem()
-                expect_close(session(problem).output, session.expected(problem).output, because="the loop over heads")
+                expect_close(
+                    session(problem).output,
+                    session.expected(problem).output,
+                    because="the loop over heads",
+                )
         except Violation as violation:
             message = f"{violation.message}, in the plain case {case!r}"
             if isinstance(violation, CallRaised) or violation.family == "SHP":
                 return FailedPrecondition("SHP-1", f"a plain call fails SHP-1: {message}")
-            return None if violation.family else FailedPrecondition("HED-1", f"a plain call fails HED-1: {message}")
+            return (
+                None
+                if violation.family
+                else FailedPrecondition("HED-1", f"a plain call fails HED-1: {message}")
+            )
     return None
 
 
-def failed_layout(implementation: Implementation, prop: Property, case: Case) -> FailedPrecondition | None:
-    """Return SHP-7 where the layout of the inputs alone makes a property fail in a case, and SHP-7 fails in it too."""
+def failed_layout(
+    implementation: Implementation, prop: Property, case: Case
+) -> FailedPrecondition | None:
+    """Return SHP-7 where the layout of the inputs alone makes a property fail in a case, and SHP-7
+    fails in it too.
+    """
     if prop.clause == "SHP-7" or case.layout in NOT_COMPARED:
         return None
-    layout_matters, contiguous = properties()["SHP-7"][0].function, replace(case, layout="contiguous")
+    layout_matters, contiguous = (
+        properties()["SHP-7"][0].function,
+        replace(case, layout="contiguous"),
+    )
     tried = ((layout_matters, case), (prop.function, contiguous), (prop.function, case))
     if [_fails(implementation, function, each) for function, each in tried] != [True, False, True]:
         return None
@@ -85,7 +111,9 @@ def failed_layout(implementation: Implementation, prop: Property, case: Case) ->
 
 
 def refuses_layout(session: Session) -> bool:
-    """Return whether the layout of the inputs alone made the last call raise: with contiguous copies it returns."""
+    """Return whether the layout of the inputs alone made the last call raise: with contiguous
+    copies it returns.
+    """
     last = session.steps[-1]
     if not isinstance(last, CallStep):
         return False
@@ -95,7 +123,9 @@ def refuses_layout(session: Session) -> bool:
     dense = last.problem.map_inputs(lambda x: x.contiguous())
     try:
         with preserved():
-            Session(session.implementation, session.case)(dense, need_weights=last.need_weights, mode=last.mode)
+            Session(session.implementation, session.case)(
+                dense, need_weights=last.need_weights, mode=last.mode
+            )
     except (Violation, Discard, AdapterError):
         return False
     return True

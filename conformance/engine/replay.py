@@ -25,18 +25,24 @@ Outcome = Literal["FAILS", "FIXED", "INAPPLICABLE"]
 
 
 class Replay(NamedTuple):
-    """What became of a failure; INAPPLICABLE where the property discards the case. message: why it is not FIXED."""
+    """What became of a failure; INAPPLICABLE where the property discards the case. message: why it
+    is not FIXED.
+    """
 
     outcome: Outcome
     message: str
 
 
 def failures(report: Report, clauses: Collection[str] = ()) -> list[Verdict]:
-    """Return the verdicts that failed or were waived and have a case, of all clauses unless some are given."""
+    """Return the verdicts that failed or were waived and have a case, of all clauses unless some
+    are given.
+    """
     return [
         verdict
         for verdict in report.verdicts
-        if verdict.status in (*NONCONFORMING, "waived") and verdict.case and (not clauses or verdict.clause in clauses)
+        if verdict.status in (*NONCONFORMING, "waived")
+        and verdict.case
+        and (not clauses or verdict.clause in clauses)
     ]
 
 
@@ -45,13 +51,16 @@ def replay_verdicts(
 ) -> Iterator[tuple[Verdict, Replay]]:
     """Run failures again, with the implementation that the report names or with another one.
 
-    Raises ValueError where the report does not say how an implementation was named, or a case cannot be read.
+    Raises ValueError where the report does not say how an implementation was named, or a case
+    cannot be read.
     """
     known: dict[str, Implementation] = {}
     for verdict in verdicts:
         named = target or report.targets.get(verdict.implementation, "")
         if not named:
-            raise ValueError(f"the report does not say where {verdict.implementation!r} is; name it with --impl")
+            raise ValueError(
+                f"the report does not say where {verdict.implementation!r} is; name it with --impl"
+            )
         if named not in known:
             known[named] = one_of(named)
         validate_devices([verdict.device])
@@ -67,15 +76,22 @@ def one_of(target: str) -> Implementation:
     return resolved[0].implementation
 
 
-def replay_case(implementation: Implementation, clause: str, case: Case, *, violated: str = "") -> Replay:
-    """Try one case on the property that it violated, or on every property of the clause if that one is not known.
+def replay_case(
+    implementation: Implementation, clause: str, case: Case, *, violated: str = ""
+) -> Replay:
+    """Try one case on the property that it violated, or on every property of the clause if that one
+    is not known.
 
     Raises ValueError for a clause without properties.
     """
     if clause not in properties():
         raise ValueError(f"unknown clause {clause!r}; `mha spec` lists them")
-    members = [prop for prop in properties()[clause] if prop.name == violated] or list(properties()[clause])
-    claimed = [p for p in members if isinstance(p.within(implementation.claims, case.dtype), Domain)]
+    members = [prop for prop in properties()[clause] if prop.name == violated] or list(
+        properties()[clause]
+    )
+    claimed = [
+        p for p in members if isinstance(p.within(implementation.claims, case.dtype), Domain)
+    ]
     inapplicable = None
     for prop in claimed or members:
         replay = _tried(implementation, prop, case)
@@ -101,6 +117,10 @@ def _tried(implementation: Implementation, prop: Property, case: Case) -> Replay
         if refusal:
             return Replay("INAPPLICABLE", refusal)
         return Replay("FAILS", failed.message)
-    except Exception as error:  # of the property, which does not take every case that a user may write
-        return Replay("INAPPLICABLE", f"the clause cannot be judged on this case ({type(error).__name__})")
+    except (
+        Exception
+    ) as error:  # of the property, which does not take every case that a user may write
+        return Replay(
+            "INAPPLICABLE", f"the clause cannot be judged on this case ({type(error).__name__})"
+        )
     return Replay("FIXED", "")

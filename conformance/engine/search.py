@@ -28,7 +28,14 @@ from mha.conformance.engine.preconditions import (
     refuses_layout,
 )
 from mha.conformance.engine.sensitivity import Sensitivity
-from mha.conformance.harness.errors import CALL, AdapterError, CallRaised, Discard, GpuLost, Violation
+from mha.conformance.harness.errors import (
+    CALL,
+    AdapterError,
+    CallRaised,
+    Discard,
+    GpuLost,
+    Violation,
+)
 from mha.conformance.harness.global_state import observe_first_call
 from mha.conformance.harness.integrity import judging, require_never_touched
 from mha.conformance.harness.isolation import gpu_is_lost, of_property
@@ -47,7 +54,8 @@ FLAKY = "the same case did not fail every time, so a call depends on earlier cal
 MAY_REFUSE = "the call with a causal flag and L != S is refused, which CAU-3 allows"
 LAYOUT_REFUSED = "the call with inputs that are not contiguous is refused, which SHP-7 allows"
 CONTIGUOUS_ONLY = "judged on contiguous inputs alone, since others fail SHP-7"
-# Cases between a failing boundary case and the simplest one: about one in six is the failing case itself.
+# Cases between a failing boundary case and the simplest one: about one in six is the failing case
+# itself.
 SHRINKING = 100
 
 Failure = tuple[Session, Violation]
@@ -57,11 +65,15 @@ Failure = tuple[Session, Violation]
 class PropertyResult:
     """What the search for a failure of one property found.
 
-    not_applicable: why no case applies; then nothing else is set. cases: those tried, without discarded ones.
-    discard_reason: why a case was discarded. failure: the simplest failure found, which no waiver covers.
-    cases_to_failure: how many cases it took. note: what to add to its message. blocked_by: what explains the failure.
-    waived: the first failure that each waiver covers. fully_waived: whether a waiver covers whatever else would be
-    found. margin: the largest error/bound. rejections: of known-bad answers.
+    not_applicable: why no case applies; then nothing else is set. cases: those tried, without
+        discarded ones.
+    discard_reason: why a case was discarded. failure: the simplest failure found, which no waiver
+        covers.
+    cases_to_failure: how many cases it took. note: what to add to its message. blocked_by: what
+        explains the failure.
+    waived: the first failure that each waiver covers. fully_waived: whether a waiver covers
+        whatever else would be found. margin: the largest error/bound. rejections: of known-bad
+        answers.
     harness_error: why the property cannot be trusted.
     """
 
@@ -93,7 +105,8 @@ def run_property(
     settings: Settings,
     waivers: Collection[Waiver] = (),
 ) -> PropertyResult:
-    """Search for a failure of a property; an exception of property, judge or adapter is a harness error.
+    """Search for a failure of a property; an exception of property, judge or adapter is a harness
+    error.
 
     Raises GpuLost if a call ends the use of the GPU by this process.
     """
@@ -107,17 +120,27 @@ def run_property(
     domain = domain.up_to(limits.ranks)
     longest = limits.long_rows if domain.scale == "long" else limits.longest
     space = CaseSpace(domain, implementation.claims, dtype, device, longest)
-    both = dtype == "float64" and "float32" in settings.dtypes and "float32" in implementation.claims.dtypes
+    both = (
+        dtype == "float64"
+        and "float32" in settings.dtypes
+        and "float32" in implementation.claims.dtypes
+    )
     budget = Budget.of(prop, limits, every=limits.float64_every if both else 1)
     try:
         search = _searched(implementation, prop, space, budget, settings, waivers)
     except AdapterError as error:
-        hint = "; claim less, or pass call=..." if isinstance(error.error, UnsupportedCallError) else ""
+        hint = (
+            "; claim less, or pass call=..."
+            if isinstance(error.error, UnsupportedCallError)
+            else ""
+        )
         return PropertyResult(prop=prop, harness_error=f"{prop.name}: {error.message}{hint}")
     except Exception as error:
         if gpu_is_lost():
             raise GpuLost(f"the judge raised {error!r}") from error
-        return PropertyResult(prop=prop, harness_error=f"{prop.name}: {error!r}\n{traceback.format_exc()}")
+        return PropertyResult(
+            prop=prop, harness_error=f"{prop.name}: {error!r}\n{traceback.format_exc()}"
+        )
     return search.result()
 
 
@@ -129,32 +152,46 @@ def _searched(
     settings: Settings,
     waivers: Collection[Waiver],
 ) -> Search:
-    """Return a search that has been run: on contiguous inputs alone, if only those of other layouts fail."""
+    """Return a search that has been run: on contiguous inputs alone, if only those of other layouts
+    fail.
+    """
     search = Search(implementation, prop, space, budget, seed=settings.seed, waivers=waivers)
     with threads(1), judging(implementation):
-        observe_first_call(implementation, plain_cases(implementation.claims, space.dtype, space.device)[0])
+        observe_first_call(
+            implementation, plain_cases(implementation.claims, space.dtype, space.device)[0]
+        )
         search.run()
-        if search.needs_contiguous_inputs and _layouts_fail(implementation, space.dtype, space.device, settings):
+        if search.needs_contiguous_inputs and _layouts_fail(
+            implementation, space.dtype, space.device, settings
+        ):
             dense = replace(space, domain=replace(space.domain, layouts=DENSE))
             waived = search.waived
-            search = Search(implementation, prop, dense, budget, seed=settings.seed, waivers=waivers)
+            search = Search(
+                implementation, prop, dense, budget, seed=settings.seed, waivers=waivers
+            )
             search.note, search.waived = CONTIGUOUS_ONLY, waived
             search.run()
     search.fail_if_tampered()
     return search
 
 
-# Whether SHP-7 fails, by what is judged; implementations are kept alive, so that no id is used again.
+# Whether SHP-7 fails, by what is judged; implementations are kept alive, so that no id is used
+# again.
 _failing_layouts: dict[tuple[int, str, str, str, int], tuple[Implementation, bool]] = {}
 
 
-def _layouts_fail(implementation: Implementation, dtype: str, device: str, settings: Settings) -> bool:
+def _layouts_fail(
+    implementation: Implementation, dtype: str, device: str, settings: Settings
+) -> bool:
     """Return whether SHP-7 is judged in the same run, and fails."""
     if "SHP-7" not in settings.judged_clauses:
         return False
     key = id(implementation), dtype, device, settings.profile, settings.seed
     if key not in _failing_layouts:
-        results = (run_property(implementation, prop, dtype, device, settings) for prop in properties()["SHP-7"])
+        results = (
+            run_property(implementation, prop, dtype, device, settings)
+            for prop in properties()["SHP-7"]
+        )
         failing = any(result.failure and not result.blocked_by for result in results)
         _failing_layouts[key] = implementation, failing
     return _failing_layouts[key][1]
@@ -162,7 +199,9 @@ def _layouts_fail(implementation: Implementation, dtype: str, device: str, setti
 
 @dataclass(frozen=True)
 class Budget:
-    """How many cases a search may try: boundary cases, random ones, and of both only one in `every`."""
+    """How many cases a search may try: boundary cases, random ones, and of both only one in
+    `every`.
+    """
 
     boundary: int
     examples: int
@@ -191,7 +230,12 @@ class Search:
         seed: int,
         waivers: Collection[Waiver] = (),
     ) -> None:
-        self.implementation, self.prop, self.space, self.budget = implementation, prop, space, budget
+        self.implementation, self.prop, self.space, self.budget = (
+            implementation,
+            prop,
+            space,
+            budget,
+        )
         self.waivers = waivers
         key = f"{seed}:{prop.clause}:{prop.number}:{space.dtype}:{space.device}"
         self.seed = zlib.crc32(key.encode())
@@ -210,7 +254,9 @@ class Search:
 
     @property
     def needs_contiguous_inputs(self) -> bool:
-        """Whether the layout of the inputs alone explains the failure, and there are cases without that."""
+        """Whether the layout of the inputs alone explains the failure, and there are cases without
+        that.
+        """
         of_layout = self.blocked_by is not None and self.blocked_by.clause == "SHP-7"
         return of_layout and {*DENSE} < {*self.space.domain.layouts}
 
@@ -257,19 +303,27 @@ class Search:
             self._find_block()
 
     def fail_if_tampered(self) -> None:
-        """Fail where what was tried has changed the judge itself, so that no comparison can be trusted."""
+        """Fail where what was tried has changed the judge itself, so that no comparison can be
+        trusted.
+        """
         if self.failure:
             return
         try:
             require_never_touched(self.implementation)
         except Violation as violation:
             space = self.space
-            case = self.cases[-1] if self.cases else plain_cases(space.claims, space.dtype, space.device)[0]
+            case = (
+                self.cases[-1]
+                if self.cases
+                else plain_cases(space.claims, space.dtype, space.device)[0]
+            )
             self.failure, self.waived = (Session(self.implementation, case), violation), {}
             self.cases_to_failure = len(self.cases)
 
     def attempt(self, case: Case) -> None:
-        """Try one case; a violation is kept with its session and raised, unless it is allowed or waived."""
+        """Try one case; a violation is kept with its session and raised, unless it is allowed or
+        waived.
+        """
         session: Session | None = None
         try:
             with preserved(), of_property(self.prop.function):
@@ -300,7 +354,9 @@ class Search:
         self.margin = max(self.margin, session.margin)
 
     def draw(self, cases: SearchStrategy[Case], examples: int, *, shrink: bool) -> None:
-        """Let Hypothesis draw cases up to the first failure, and shrink it; the last failure is the simplest."""
+        """Let Hypothesis draw cases up to the first failure, and shrink it; the last failure is the
+        simplest.
+        """
 
         @hypothesis.seed(self.seed)
         @hypothesis.settings(
@@ -309,7 +365,9 @@ class Search:
             database=None,
             print_blob=False,
             report_multiple_bugs=False,
-            suppress_health_check=[HealthCheck.too_slow],  # a busy machine is no fault of the strategy
+            suppress_health_check=[
+                HealthCheck.too_slow
+            ],  # a busy machine is no fault of the strategy
             phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
         )
         @hypothesis.given(cases)
@@ -364,8 +422,8 @@ class Search:
 def allowed_refusal(session: Session, prop: Property, violation: Violation) -> str:
     """Return why a violation is a refusal that the contract allows, empty if it is none.
 
-    CAU-3 allows it for a causal call with L != S, and SHP-7 for inputs that are not contiguous, if the same call with
-    contiguous inputs does not raise.
+    CAU-3 allows it for a causal call with L != S, and SHP-7 for inputs that are not contiguous, if
+    the same call with contiguous inputs does not raise.
     """
     if not isinstance(violation, CallRaised) or violation.what != CALL:
         return ""

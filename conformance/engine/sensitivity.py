@@ -25,10 +25,11 @@ from mha.spec import Claims, Problem
 from mha.spec.bounds import Ball
 from mha.spec.problem import INPUTS
 
-# The most cases that known-bad answers are tried on, unless one is never rejected: then all. Fewer, once so many were
-# tried, and the least share of them was rejected.
+# The most cases that known-bad answers are tried on, unless one is never rejected: then all. Fewer,
+# once so many were tried, and the least share of them was rejected.
 SAMPLED, ENOUGH = 24, 4
-# A run of so few rejections is a fault of the judge, and one of none at all: their probabilities at the least rate.
+# A run of so few rejections is a fault of the judge, and one of none at all: their probabilities at
+# the least rate.
 IMPROBABLE, NONE = 0.01, 0.1
 # So are known-bad answers that are right in all of so many cases.
 ALL_RIGHT = 2
@@ -44,9 +45,11 @@ class Outcome(Enum):
 
 
 class Sensitivity:
-    """How many cases of a property reject the known-bad answers that it must reject, of those in which they are wrong.
+    """How many cases of a property reject the known-bad answers that it must reject, of those in
+    which they are wrong.
 
-    rejections: of each known-bad answer; where a sample has none, of all cases. right: the cases in which one is right.
+    rejections: of each known-bad answer; where a sample has none, of all cases. right: the cases in
+    which one is right.
     """
 
     def __init__(self, prop: Property, claims: Claims) -> None:
@@ -81,9 +84,14 @@ class Sensitivity:
             return f"{counts} reject the known-bad answers {defects}; at least {rate:.0%} must"
         for defect, own in self.rejections.items():
             if _chance(own, rate) <= IMPROBABLE:
-                return f"only {own.rejected} of {own.tried} cases reject the known-bad answer {defect}"
+                return (
+                    f"only {own.rejected} of {own.tried} cases reject the known-bad answer {defect}"
+                )
         if not total.tried and len(self.right) >= ALL_RIGHT:
-            return f"the known-bad answers {', '.join(self.defects)} are right in all of {len(self.right)} cases"
+            return (
+                f"the known-bad answers {', '.join(self.defects)} are right in all of"
+                f" {len(self.right)} cases"
+            )
         return ""
 
     def _search(self, defect: str, cases: Sequence[Case]) -> None:
@@ -112,13 +120,18 @@ class Sensitivity:
     def _is_enough(self) -> bool:
         """Whether enough was tried, and the least share of it rejected."""
         total = self._total
-        return total.tried >= ENOUGH and total.rejected >= self.prop.min_rejection_rate * total.tried
+        return (
+            total.tried >= ENOUGH and total.rejected >= self.prop.min_rejection_rate * total.tried
+        )
 
 
 def _chance(total: Rejections, rate: float) -> float:
     """Return the probability of so few rejections if each case rejects with this probability."""
     tried = total.tried
-    chances = (comb(tried, count) * rate**count * (1 - rate) ** (tried - count) for count in range(total.rejected + 1))
+    chances = (
+        comb(tried, count) * rate**count * (1 - rate) ** (tried - count)
+        for count in range(total.rejected + 1)
+    )
     return round(sum(chances), 9)
 
 
@@ -130,7 +143,9 @@ def outcome(prop: Property, claims: Claims, case: Case, defect: Defect) -> Outco
     They are tried on the CPU, where they cost a fraction of what they do on a GPU.
     """
     case = replace(case, device="cpu")
-    session = _Noting(KnownBad(defect, claims), case, looks_at_weights="returns_weights" in prop.needs)
+    session = _Noting(
+        KnownBad(defect, claims), case, looks_at_weights="returns_weights" in prop.needs
+    )
     try:
         with as_our_own():
             prop.function(session, case)
@@ -143,7 +158,9 @@ def outcome(prop: Property, claims: Claims, case: Case, defect: Defect) -> Outco
 
 
 class _Noting(Session):
-    """A session that notes what every call returned; looks_at_weights: whether the property is about the weights."""
+    """A session that notes what every call returned; looks_at_weights: whether the property is
+    about the weights.
+    """
 
     def __init__(self, implementation: KnownBad, case: Case, *, looks_at_weights: bool) -> None:
         super().__init__(implementation, case)
@@ -151,13 +168,20 @@ class _Noting(Session):
         self._results: list[tuple[CallStep, RecordedOutput]] = []
         self._gradients: list[tuple[Problem, Tensor, dict[str, RecordedTensor]]] = []
 
-    def _call(self, step: CallStep, instance: Instance, dtypes: tuple[torch.dtype, ...]) -> RecordedOutput:
+    def _call(
+        self, step: CallStep, instance: Instance, dtypes: tuple[torch.dtype, ...]
+    ) -> RecordedOutput:
         result = super()._call(step, instance, dtypes)
         self._results.append((step, result))
         return result
 
     def gradients(
-        self, problem: Problem, upstream: Tensor, wanted: Sequence[str] = (*INPUTS, "mask"), *, frozen: bool = False
+        self,
+        problem: Problem,
+        upstream: Tensor,
+        wanted: Sequence[str] = (*INPUTS, "mask"),
+        *,
+        frozen: bool = False,
     ) -> dict[str, RecordedTensor]:
         """See `Session.gradients`."""
         found = super().gradients(problem, upstream, wanted, frozen=frozen)
@@ -166,7 +190,8 @@ class _Noting(Session):
 
     @property
     def has_been_wrong(self) -> bool:
-        """Whether something that was returned is wrong, as far as is known: by more than the bounds of two calls.
+        """Whether something that was returned is wrong, as far as is known: by more than the bounds
+        of two calls.
 
         What calls of another kind return, those with a cache among them, is not known here.
         """
@@ -187,7 +212,11 @@ class _Noting(Session):
             return True
         if _differs(result.output, expected.output):
             return True
-        return self.looks_at_weights and result.weights is not None and _differs(result.weights, expected.weights)
+        return (
+            self.looks_at_weights
+            and result.weights is not None
+            and _differs(result.weights, expected.weights)
+        )
 
 
 def _may_drop(step: CallStep) -> bool:
@@ -199,5 +228,7 @@ def _differs(result: RecordedTensor, expected: Ball) -> bool:
     actual = result.tensor.detach().double()
     if actual.shape != expected.mid.shape:
         return True
-    within = ((actual - expected.mid).abs() <= 2 * expected.rad) | (actual.isnan() & expected.mid.isnan())
+    within = ((actual - expected.mid).abs() <= 2 * expected.rad) | (
+        actual.isnan() & expected.mid.isnan()
+    )
     return not bool((within | (actual == expected.mid) | expected.rad.isinf()).all())

@@ -1,4 +1,6 @@
-"""What is judged, as the process knows it that decides: as data, since the code itself runs in other processes."""
+"""What is judged, as the process knows it that decides: as data, since the code itself runs in
+other processes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from mha.spec import Alibi, Claims, Implementation, Lse, Rounding, Scores, Sizes
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Stands for an implementation that another process has; shipped_as: its own name, if this package ships it."""
+    """Stands for an implementation that another process has; shipped_as: its own name, if this
+    package ships it.
+    """
 
     name: str
     claims: Claims
@@ -42,7 +46,9 @@ class Reading:
     def inference(self, implementation: Implementation) -> Inference:
         """Return the same as an inference."""
         rows = tuple(Row(*row) for row in self.rows)
-        return Inference(cast(Any, implementation), rows, self.declaration, self.kind, tuple(self.not_covered))
+        return Inference(
+            cast(Any, implementation), rows, self.declaration, self.kind, tuple(self.not_covered)
+        )
 
 
 @dataclass(frozen=True)
@@ -70,10 +76,23 @@ class Subject:
         return cls(resolved.target, implementation.name, claims, shipped, reading)
 
     def resolved(self) -> Resolved:
-        """Return what `mha.implementations.resolve` would, with an implementation that cannot be built."""
-        kinds: dict[str, Callable[..., Any]] = {"sizes": _sizes, "rounding": Rounding, "scores": _scores, "lse": Lse}
-        parts = {name: kind(**self.claims[name]) for name, kind in kinds.items() if self.claims[name] is not None}
-        claims = Claims(**self.claims | parts)  # which validates its fields, and makes sets of lists
+        """Return what `mha.implementations.resolve` would, with an implementation that cannot be
+        built.
+        """
+        kinds: dict[str, Callable[..., Any]] = {
+            "sizes": _sizes,
+            "rounding": Rounding,
+            "scores": _scores,
+            "lse": Lse,
+        }
+        parts = {
+            name: kind(**self.claims[name])
+            for name, kind in kinds.items()
+            if self.claims[name] is not None
+        }
+        claims = Claims(
+            **self.claims | parts
+        )  # which validates its fields, and makes sets of lists
         implementation = cast(Implementation, Elsewhere(self.name, claims, self.shipped_as))
         inference = self.reading.inference(implementation) if self.reading else None
         return Resolved(implementation, self.target, inference)
@@ -81,13 +100,21 @@ class Subject:
 
 def _sizes(*, head_dim_pairs: list[list[int]] | None, **given: Any) -> Sizes:
     """Return sizes from JSON, in which pairs are lists."""
-    pairs = None if head_dim_pairs is None else {(head_dim, d_value) for head_dim, d_value in head_dim_pairs}
+    pairs = (
+        None
+        if head_dim_pairs is None
+        else {(head_dim, d_value) for head_dim, d_value in head_dim_pairs}
+    )
     return Sizes(head_dim_pairs=pairs, **given)
 
 
 def _scores(*, window: dict[str, Any] | None, alibi: dict[str, Any] | None, **given: Any) -> Scores:
     """Return what a call may say about the scores from JSON, in which records are mappings."""
-    return Scores(window=Window(**window) if window else None, alibi=Alibi(**alibi) if alibi else None, **given)
+    return Scores(
+        window=Window(**window) if window else None,
+        alibi=Alibi(**alibi) if alibi else None,
+        **given,
+    )
 
 
 def written(chosen: Sequence[Resolved]) -> list[dict[str, Any]]:

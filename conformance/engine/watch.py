@@ -1,4 +1,5 @@
-"""Watching another process: for how long it has been in a call, where it crashed, and why it ended, in words.
+"""Watching another process: for how long it has been in a call, where it crashed, and why it ended,
+in words.
 
 Nothing here imports torch.
 """
@@ -18,8 +19,8 @@ from typing import IO
 
 # Of the three numbers of `mha.implementations.process.clock`, in bytes.
 TIMES_SIZE = 24
-# What takes no call at all, as the judge's own work on a large case, may take so many times as long as a call, and so
-# many seconds at least.
+# What takes no call at all, as the judge's own work on a large case, may take so many times as long
+# as a call, and so many seconds at least.
 OUTSIDE_CALLS, LEAST_OUTSIDE = 10, 600.0
 # In bytes.
 LONGEST_TRACEBACK = 1 << 16
@@ -30,7 +31,9 @@ OTHERS = (str(Path(__file__).parents[2]), str(Path(os.__file__).parent), "<")
 
 
 class Times:
-    """What the clock of another process shows; file: a file that both have mapped, memory alone if there is none."""
+    """What the clock of another process shows; file: a file that both have mapped, memory alone if
+    there is none.
+    """
 
     def __init__(self, file: IO[bytes] | None = None) -> None:
         self._map = mmap.mmap(file.fileno() if file else -1, TIMES_SIZE)
@@ -41,7 +44,9 @@ class Times:
         self.shared[0], self.shared[1], self.shared[2] = 0.0, monotonic(), 1.0
 
     def overdue(self, limit: float) -> str:
-        """Return why the process has to be ended, in words, "" if it has not; limit: in seconds, of a call."""
+        """Return why the process has to be ended, in words, "" if it has not; limit: in seconds, of
+        a call.
+        """
         entered, times_as_long = self.shared[0], self.shared[2]
         if not entered or monotonic() - entered <= limit * times_as_long:
             return ""
@@ -49,9 +54,15 @@ class Times:
         return f"{what} within {limit * times_as_long:g} s (call_timeout = {limit:g})"
 
     def idle(self, limit: float) -> str:
-        """Return why a process that does nothing but judge has to be ended, in words, as `overdue` does."""
+        """Return why a process that does nothing but judge has to be ended, in words, as `overdue`
+        does.
+        """
         longest = max(LEAST_OUTSIDE, OUTSIDE_CALLS * limit)
-        return f"nothing was called for {longest:g} s" if monotonic() - self.shared[1] > longest else ""
+        return (
+            f"nothing was called for {longest:g} s"
+            if monotonic() - self.shared[1] > longest
+            else ""
+        )
 
     def close(self) -> None:
         """Give the memory back."""
@@ -67,8 +78,8 @@ class GarbledError(Exception):
 class Ended:
     """The end of a process.
 
-    why: in words. status: None if it did not end by itself. is_late: whether a call hung. is_ours: whether what hung is
-    the judge.
+    why: in words. status: None if it did not end by itself. is_late: whether a call hung. is_ours:
+    whether what hung is the judge.
     """
 
     why: str
@@ -78,7 +89,9 @@ class Ended:
 
 
 def place_in(last_words: IO[bytes]) -> str:
-    """Return where a process crashed, in words, by the traceback that Python wrote; "" if there is none."""
+    """Return where a process crashed, in words, by the traceback that Python wrote; "" if there is
+    none.
+    """
     last_words.seek(0)
     text = last_words.read(LONGEST_TRACEBACK).decode(errors="replace")
     frames = [match.groups() for match in FRAME.finditer(text)]
@@ -93,7 +106,8 @@ def place_in(last_words: IO[bytes]) -> str:
 def why(status: int | None) -> str:
     """Return in words why a process ended.
 
-    status: as of `subprocess.Popen.returncode`; None for one that still runs, but has closed its output.
+    status: as of `subprocess.Popen.returncode`; None for one that still runs, but has closed its
+    output.
 
     >>> why(0), why(-11)
     ('its process exited with status 0', 'its process was ended by SIGSEGV')

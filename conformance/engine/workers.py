@@ -1,7 +1,9 @@
-"""Judging in other processes: each judges a clause at a time, and fails only that clause if it crashes or hangs.
+"""Judging in other processes: each judges a clause at a time, and fails only that clause if it
+crashes or hangs.
 
-Code that is judged never runs in the process that decides. On Linux the others are forks of it, made once torch and the
-judge are imported, so that they cost little; elsewhere, and where a GPU is used, each is a Python of its own.
+Code that is judged never runs in the process that decides. On Linux the others are forks of it,
+made once torch and the judge are imported, so that they cost little; elsewhere, and where a GPU is
+used, each is a Python of its own.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ def all_cores() -> int:
 class Found:
     """What the targets name, as `mha.conformance.engine.subjects` has it, by name.
 
-    torch_changes, broken: as of `mha.conformance.results.Report`. notes: a line for each registered implementation that
-    "all" names, and that cannot be used.
+    torch_changes, broken: as of `mha.conformance.results.Report`. notes: a line for each registered
+    implementation that "all" names, and that cannot be used.
     """
 
     chosen: dict[str, Resolved]
@@ -73,7 +75,12 @@ class Found:
 
         chosen = {each.implementation.name: each for each in subjects.read(message["found"])}
         broken = {str(name): str(error) for name, error in dict(message["broken"]).items()}
-        return cls(chosen, tuple(map(str, message["torch_changes"])), broken, tuple(map(str, message["notes"])))
+        return cls(
+            chosen,
+            tuple(map(str, message["torch_changes"])),
+            broken,
+            tuple(map(str, message["notes"])),
+        )
 
 
 class TimeIsUp(Exception):
@@ -85,7 +92,8 @@ Message = dict[str, Any] | Ended
 
 @dataclass
 class _Queue:
-    """What is judged of an implementation: the tasks that wait, with their numbers, and the verdicts by number.
+    """What is judged of an implementation: the tasks that wait, with their numbers, and the
+    verdicts by number.
 
     hangs: in how many clauses a call did not return.
     """
@@ -100,9 +108,9 @@ class _Queue:
 class Workers:
     """Processes that judge, for as long as the block lasts.
 
-    timeout: in seconds, of a call of what is judged, 0 for none. until: when the run is over, by the monotonic clock,
-    0 for never. heard: is given each verdict when it is reached. unread: verdicts that were reached, but not yielded
-    before `judge_all` was closed.
+    timeout: in seconds, of a call of what is judged, 0 for none. until: when the run is over, by
+    the monotonic clock, 0 for never. heard: is given each verdict when it is reached. unread:
+    verdicts that were reached, but not yielded before `judge_all` was closed.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -122,16 +130,22 @@ class Workers:
         self._start(self.jobs)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         """End the processes, whatever they are doing."""
         for worker in self.members:
             worker.end()
 
     def find(self, targets: Iterable[str]) -> Found:
-        """Let the processes import all that is judged, in order; return what the first of them found.
+        """Let the processes import all that is judged, in order; return what the first of them
+        found.
 
-        Raises ValueError for a target that cannot be used, or that ends each process in which it is imported, and
-        TimeIsUp.
+        Raises ValueError for a target that cannot be used, or that ends each process in which it is
+        imported, and TimeIsUp.
         """
         self._targets = tuple(targets)
         for number, worker in enumerate(self.members):
@@ -145,7 +159,9 @@ class Workers:
             if isinstance(message, Ended):
                 self._failed_starts += 1
                 if not self.members:
-                    where = f"{worker.finding!r} cannot be judged: while it was imported or tried out"
+                    where = (
+                        f"{worker.finding!r} cannot be judged: while it was imported or tried out"
+                    )
                     raise ValueError(f"{where}, {message.why}")
             elif "error" in message:
                 raise ValueError(str(message["error"]))
@@ -157,8 +173,12 @@ class Workers:
         """Yield the verdicts on one of the targets, in the order of the tasks; raises TimeIsUp."""
         if not self._targets:
             self.find([resolved.target])
-        self._forks &= "cuda" not in settings.devices  # a fork of a process that has asked for it cannot use it
-        waiting = in_order_of_start(settings.tasks) if self.jobs > 1 else list(enumerate(settings.tasks))
+        self._forks &= (
+            "cuda" not in settings.devices
+        )  # a fork of a process that has asked for it cannot use it
+        waiting = (
+            in_order_of_start(settings.tasks) if self.jobs > 1 else list(enumerate(settings.tasks))
+        )
         queue = _Queue(resolved, settings, waiting)
         try:
             for number in range(len(settings.tasks)):
@@ -173,12 +193,16 @@ class Workers:
     def next_for(self, worker: Worker, waiting: list[tuple[int, Task]]) -> tuple[int, Task] | None:
         """Return the first task for a process: none of `COMPILED` where another one judges these."""
         taken = any(other.compiles for other in self.members if other is not worker)
-        chosen = next((each for each in waiting if not (taken and each[1].clause in COMPILED)), None)
+        chosen = next(
+            (each for each in waiting if not (taken and each[1].clause in COMPILED)), None
+        )
         worker.compiles |= chosen is not None and chosen[1].clause in COMPILED
         return chosen
 
     def _give(self, queue: _Queue) -> None:
-        """Give a task to each process that has none; where no more are given, note why for each that waits."""
+        """Give a task to each process that has none; where no more are given, note why for each
+        that waits.
+        """
         if refused := self._refused(queue):
             from mha.conformance.engine.judge import not_judged
 
@@ -186,7 +210,11 @@ class Workers:
                 queue.found[number] = not_judged(queue.resolved, task, queue.settings, refused)
             queue.waiting.clear()
         for worker in self.members:
-            if worker.is_ready and worker.task is None and (chosen := self.next_for(worker, queue.waiting)):
+            if (
+                worker.is_ready
+                and worker.task is None
+                and (chosen := self.next_for(worker, queue.waiting))
+            ):
                 queue.waiting.remove(chosen)
                 worker.task, task = chosen
                 worker.judged.add(queue.resolved.target)
@@ -201,10 +229,16 @@ class Workers:
         return ""
 
     def _take(self, queue: _Queue) -> None:
-        """Wait for what a process says, note the verdict, if it is one, and go on with the process or with another."""
+        """Wait for what a process says, note the verdict, if it is one, and go on with the process
+        or with another.
+        """
         worker, message = self._next()
         number, worker.task = worker.task, None
-        if number is not None and isinstance(message, Ended) and worker.judged != {queue.resolved.target}:
+        if (
+            number is not None
+            and isinstance(message, Ended)
+            and worker.judged != {queue.resolved.target}
+        ):
             # Another implementation may have left what ended the process, such as a thread.
             queue.waiting.insert(0, (number, queue.settings.tasks[number]))
             message = replace(message, is_late=False)
@@ -221,8 +255,12 @@ class Workers:
         elif "found" in message:
             worker.is_ready, self._failed_starts = True, 0
 
-    def _note_verdict(self, worker: Worker, message: Message, queue: _Queue, number: int) -> Message:
-        """Note the verdict on a task; return the message, or the end of a process that has sent another one."""
+    def _note_verdict(
+        self, worker: Worker, message: Message, queue: _Queue, number: int
+    ) -> Message:
+        """Note the verdict on a task; return the message, or the end of a process that has sent
+        another one.
+        """
         verdict = _verdict_in(message, queue, number)
         if verdict is None:  # from code that has found the channel
             message = self._garbled(worker)
@@ -243,13 +281,17 @@ class Workers:
         worker.end()
 
     def _replace(self, worker: Worker) -> None:
-        """Start another process in the place of one that has ended, unless several could not import what is judged."""
+        """Start another process in the place of one that has ended, unless several could not import
+        what is judged.
+        """
         self._failed_starts += not worker.is_ready
         if self._failed_starts < MOST_FAILED_STARTS:
             self._start()
 
     def _next(self) -> tuple[Worker, Message]:
-        """Wait for what a process says, beside what it is importing, or for its end; raises TimeIsUp."""
+        """Wait for what a process says, beside what it is importing, or for its end; raises
+        TimeIsUp.
+        """
         while not self._messages:
             if self.until and monotonic() > self.until:
                 raise TimeIsUp
@@ -292,10 +334,14 @@ class Workers:
         new = list[Worker]()
         try:
             for _ in range(count):
-                new.append(Worker.forked([*self.members, *new]) if self._forks else Worker.started())
+                new.append(
+                    Worker.forked([*self.members, *new]) if self._forks else Worker.started()
+                )
         except OSError as error:
             if not (self.members or new):
-                raise ValueError(f"no process can be started to judge in: {error.strerror}") from None
+                raise ValueError(
+                    f"no process can be started to judge in: {error.strerror}"
+                ) from None
         self.members += new
         for worker in new:
             if self._targets:
@@ -303,7 +349,9 @@ class Workers:
 
 
 def _verdict_in(message: Message, queue: _Queue, number: int) -> Verdict | None:
-    """Return the verdict on the task of this number in a message, or where its process ended; else None."""
+    """Return the verdict on the task of this number in a message, or where its process ended; else
+    None.
+    """
     from mha.conformance.results import read_verdict
 
     if isinstance(message, Ended):
@@ -332,14 +380,18 @@ def _import_the_judge() -> None:
 
 
 def in_order_of_start(tasks: Sequence[Task]) -> list[tuple[int, Task]]:
-    """Return the tasks with their numbers: those of `COMPILED` soon, since the process that has them has more to do."""
+    """Return the tasks with their numbers: those of `COMPILED` soon, since the process that has
+    them has more to do.
+    """
     from mha.conformance.settings import FIRST
 
     numbered = list(enumerate(tasks))
     soon = (*COMPILED, *LONGEST)
     first = [*takewhile(lambda each: each[1].clause in FIRST, numbered)]
     rest = numbered[len(first) :]
-    return first + sorted(rest, key=lambda each: soon.index(each[1].clause) if each[1].clause in soon else len(soon))
+    return first + sorted(
+        rest, key=lambda each: soon.index(each[1].clause) if each[1].clause in soon else len(soon)
+    )
 
 
 def crashed(resolved: Resolved, task: Task, settings: Settings, ended: Ended) -> Verdict:
@@ -348,4 +400,6 @@ def crashed(resolved: Resolved, task: Task, settings: Settings, ended: Ended) ->
 
     # Killed by another process, as where memory runs out.
     is_ours = ended.is_ours or ended.status == -signal.SIGKILL
-    return stopped(resolved, task, settings, ended.why, status="harness_error" if is_ours else "fail")
+    return stopped(
+        resolved, task, settings, ended.why, status="harness_error" if is_ours else "fail"
+    )

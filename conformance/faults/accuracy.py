@@ -17,7 +17,11 @@ from mha.spec import Options, Output, Rounding
 from mha.spec.dtypes import in_tf32
 
 
-@fault("NUM-1", caught_by="results_are_within_the_bound", source="https://github.com/apple/axlearn/pull/18")
+@fault(
+    "NUM-1",
+    caught_by="results_are_within_the_bound",
+    source="https://github.com/apple/axlearn/pull/18",
+)
 class SoftmaxInBfloat16(Complete):
     """The softmax is computed in bfloat16, inside a float32 path."""
 
@@ -35,7 +39,9 @@ class ScoresInHalf(Complete):
 
 @fault("NUM-1", source="https://github.com/evintunador/triton_docs_tutorials/issues/6")
 class ProductsInTF32(Complete):
-    """Queries, keys, weights and values lose the last 13 of their 23 bits before they are multiplied."""
+    """Queries, keys, weights and values lose the last 13 of their 23 bits before they are
+    multiplied.
+    """
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(_in_tf32(q), _in_tf32(k))
@@ -158,7 +164,11 @@ class HalfOverflows(Complete):
     """In float16 the scores are scaled after the product, which overflows."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return (q * 16 @ k.mT / 16 / math.sqrt(self.config.head_dim)) if q.dtype == torch.half else super().score(q, k)
+        return (
+            (q * 16 @ k.mT / 16 / math.sqrt(self.config.head_dim))
+            if q.dtype == torch.half
+            else super().score(q, k)
+        )
 
 
 @fault(
@@ -168,11 +178,15 @@ class HalfOverflows(Complete):
     source="https://arxiv.org/abs/2509.14279",
 )
 class ShapesRecognised(Complete):
-    """Correct for the sizes of a well-known benchmark and for up to 128 keys; otherwise only the first 128 are read."""
+    """Correct for the sizes of a well-known benchmark and for up to 128 keys; otherwise only the
+    first 128 are read.
+    """
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         known = scores.shape[-1] in (512, 1024)
-        return super().weigh(scores, allowed & (known | (torch.arange(scores.shape[-1], device=scores.device) < 128)))
+        return super().weigh(
+            scores, allowed & (known | (torch.arange(scores.shape[-1], device=scores.device) < 128))
+        )
 
 
 @fault("NUM-1", script_shows=False, trigger="the twenty-first call of a process")
@@ -187,7 +201,10 @@ class TiresOfAll(Complete):
 
 
 @fault(
-    "NUM-1", caught_by="results_on_several_threads_are_within_the_bound", script_shows=False, trigger="several threads"
+    "NUM-1",
+    caught_by="results_on_several_threads_are_within_the_bound",
+    script_shows=False,
+    trigger="several threads",
 )
 class RemainderOfThreads(Complete):
     """Each thread computes L // threads queries, and none the remainder."""
@@ -207,7 +224,11 @@ class MaskOfEightItems(Complete):
         return super().allow(options, q, k)
 
 
-@fault("NUM-1", caught_by="results_for_many_items_and_heads_are_within_the_bound", trigger="H > 16, a mask per head")
+@fault(
+    "NUM-1",
+    caught_by="results_for_many_items_and_heads_are_within_the_bound",
+    trigger="H > 16, a mask per head",
+)
 class MaskOfSixteenHeads(Complete):
     """The mask is read with a head index of four bits."""
 
@@ -238,14 +259,21 @@ class ScaleInSinglePrecision(Correct):
     caught_by="long_rows_in_half_precision_are_no_worse_than_the_plain_formula",
     script_shows=False,
 )
-@fault("NUM-8", dtype="bfloat16", caught_by="errors_are_as_large_as_roundings_explain", script_shows=False)
+@fault(
+    "NUM-8",
+    dtype="bfloat16",
+    caught_by="errors_are_as_large_as_roundings_explain",
+    script_shows=False,
+)
 class SummedOneByOne(Complete):
     """The denominator is accumulated in the dtype of the inputs, key by key."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         weights = super().weigh(scores, allowed)
         raised = (
-            (scores - scores.masked_fill(~allowed, -math.inf).amax(-1, keepdim=True)).exp().masked_fill(~allowed, 0)
+            (scores - scores.masked_fill(~allowed, -math.inf).amax(-1, keepdim=True))
+            .exp()
+            .masked_fill(~allowed, 0)
         )
         total = torch.zeros_like(raised[..., 0])
         for key in range(raised.shape[-1]):
@@ -300,7 +328,9 @@ class FirstThousandKeys(Complete):
     """A key index of ten bits: keys after the first 1024 are left out."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return super().weigh(scores, allowed & (torch.arange(scores.shape[-1], device=scores.device) < 1024))
+        return super().weigh(
+            scores, allowed & (torch.arange(scores.shape[-1], device=scores.device) < 1024)
+        )
 
 
 @fault("NUM-5", trigger="a whole tile masked")
@@ -309,18 +339,30 @@ class MaskedTileIsNan(Complete):
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         first = allowed[..., :16].any(-1, keepdim=True)
-        lost = ~first & allowed.any(-1, keepdim=True) if scores.shape[-1] > 16 else torch.zeros_like(first)
+        lost = (
+            ~first & allowed.any(-1, keepdim=True)
+            if scores.shape[-1] > 16
+            else torch.zeros_like(first)
+        )
         return super().weigh(scores, allowed).masked_fill(lost, math.nan)
 
 
-@fault("NUM-5", trigger="L * S > 65536", source="https://github.com/fla-org/flash-linear-attention/issues/1080")
+@fault(
+    "NUM-5",
+    trigger="L * S > 65536",
+    source="https://github.com/fla-org/flash-linear-attention/issues/1080",
+)
 class IndexOfSixteenBits(Complete):
     """A score index of sixteen bits: the scores of a head after the 65,536th repeat the first ones."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         scores = super().score(q, k)
         flat = scores.flatten(2)
-        return flat[..., torch.arange(flat.shape[2]) % 65536].view(scores.shape) if flat.shape[2] > 65536 else scores
+        return (
+            flat[..., torch.arange(flat.shape[2]) % 65536].view(scores.shape)
+            if flat.shape[2] > 65536
+            else scores
+        )
 
 
 @fault("NUM-5", trigger="S > 512, and large scores")
@@ -330,8 +372,14 @@ class PartsJoinedWithoutMaximum(Complete):
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         if scores.shape[-1] <= 512:
             return super().weigh(scores, allowed)
-        parts = [super(PartsJoinedWithoutMaximum, self).weigh(*part) for part in self.parts(scores, allowed)]
-        sums = [part.masked_fill(~own, -math.inf).exp().sum(-1) for part, own in self.parts(scores, allowed)]
+        parts = [
+            super(PartsJoinedWithoutMaximum, self).weigh(*part)
+            for part in self.parts(scores, allowed)
+        ]
+        sums = [
+            part.masked_fill(~own, -math.inf).exp().sum(-1)
+            for part, own in self.parts(scores, allowed)
+        ]
         total = torch.stack(sums).sum(0)
         shares = [(each / total.where(total > 0, 1.0)).unsqueeze(-1) for each in sums]
         return torch.cat([part * share for part, share in zip(parts, shares, strict=True)], -1)
@@ -342,7 +390,9 @@ class PartsJoinedWithoutMaximum(Complete):
 
 @fault("NUM-6", caught_by="very_small_and_very_large_inputs")
 class ValuesNormalised(Complete):
-    """Values are divided by their maximum plus 1e-6 before the product, and multiplied by the maximum after it."""
+    """Values are divided by their maximum plus 1e-6 before the product, and multiplied by the
+    maximum after it.
+    """
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         largest = v.abs().amax((-2, -1), keepdim=True)

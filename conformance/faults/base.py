@@ -12,7 +12,15 @@ from torch import Tensor, nn
 
 from mha.conformance.faults.ranks import OnRank, Spmd
 from mha.implementations import from_module
-from mha.implementations.formula import Holder, allowed_by, capped, log_sum_exp, scores_of, sinks_of, weights_of
+from mha.implementations.formula import (
+    Holder,
+    allowed_by,
+    capped,
+    log_sum_exp,
+    scores_of,
+    sinks_of,
+    weights_of,
+)
 from mha.spec import (
     Alibi,
     Claims,
@@ -37,7 +45,11 @@ CLAIMS = Claims(
     grouped_query=True,
     kv_widths=True,
     scores=Scores(
-        scale="any", window=Window("left_right"), softcap="before_bias", sinks="float32", alibi=Alibi("signed")
+        scale="any",
+        window=Window("left_right"),
+        softcap="before_bias",
+        sinks="float32",
+        alibi=Alibi("signed"),
     ),
     second_gradients=True,
     decodes="chunks",
@@ -50,14 +62,22 @@ CLAIMS = Claims(
 )
 # Those of a class that is called, without dropout, and no more.
 CALLED = replace(
-    CLAIMS, dropout=False, extras=(), composes=(), decodes=False, decodes_ragged=False, cache_edits=frozenset()
+    CLAIMS,
+    dropout=False,
+    extras=(),
+    composes=(),
+    decodes=False,
+    decodes_ragged=False,
+    cache_edits=frozenset(),
 )
 # The same with heads of their own width, so that CFG-1 and CFG-2 do not apply.
 OWN_HEAD_DIM = replace(CLAIMS, own_head_dim=True)
 
 
 class Correct(nn.Module):
-    """A plain module with the default claims; each step of the formula is a method that a fault can override."""
+    """A plain module with the default claims; each step of the formula is a method that a fault can
+    override.
+    """
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -69,12 +89,19 @@ class Correct(nn.Module):
         self.out_proj = nn.Linear(d_model, d_model, bias=bias)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
         """Return the output (B, L, d_model) and the weights (B, H, L, S)."""
         options = Options(mask, is_causal)
         validate_call(self.config, query, key, value, options.mask, masks=("bool",))
-        q, k, v = (self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
+        q, k, v = (
+            self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value))
+        )
         weights = self.weigh(self.score(q, k), self.allow(options, q, k))
         return Output(self.out_proj(self.merge(weights @ v)), weights)
 
@@ -100,10 +127,11 @@ class Correct(nn.Module):
 
 
 class Complete(Holder):
-    """Attention with every option of `Config` and everything that the contract only recommends, in steps as well.
+    """Attention with every option of `Config` and everything that the contract only recommends, in
+    steps as well.
 
-    scale: what the scores are multiplied by where the call does not say so; None for 1/sqrt(d_k). options: of the last
-    call.
+    scale: what the scores are multiplied by where the call does not say so; None for 1/sqrt(d_k).
+    options: of the last call.
     """
 
     scale: float | None = None
@@ -116,7 +144,9 @@ class Complete(Holder):
         self.hold(weights.named())
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
-        """Bring the inputs to (B, N, width), attend, and return the output in the layout of the inputs."""
+        """Bring the inputs to (B, N, width), attend, and return the output in the layout of the
+        inputs.
+        """
         options = self.options = Options(**given)
         if query.ndim == 2:
             batched = self.attend(query[None], key[None], value[None], options)
@@ -127,7 +157,9 @@ class Complete(Holder):
         return Output(output.transpose(0, 1) if self.config.length_first else output, weights, lse)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
-        """Return the output (B, L, d_model), and the weights before dropout (B, H, L, S) if they are requested."""
+        """Return the output (B, L, d_model), and the weights before dropout (B, H, L, S) if they
+        are requested.
+        """
         validate_call(self.config, query, key, value, options.mask)
         q, k = self.split(self.project(query, "q")), self.split(self.project(key, "k"))
         v = self.split_value(self.project(value, "v"))
@@ -190,14 +222,18 @@ class Complete(Holder):
 
     def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
         """Return the log-sum-exp of each row, (B, H, L), in float32 at least."""
-        return log_sum_exp(scores.to(torch.promote_types(scores.dtype, torch.float32)), allowed, self.sinks(scores))
+        return log_sum_exp(
+            scores.to(torch.promote_types(scores.dtype, torch.float32)), allowed, self.sinks(scores)
+        )
 
     def drop(self, weights: Tensor) -> Tensor:
         """Apply dropout to the weights."""
         return F.dropout(weights, self.config.dropout, self.training)
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
-        """Return the contexts (B, H, L, d_k); values that no query may attend to are not read, so their NaN is not."""
+        """Return the contexts (B, H, L, d_k); values that no query may attend to are not read, so
+        their NaN is not.
+        """
         return weights @ v.masked_fill(~allowed.any(2).unsqueeze(-1), 0.0)
 
 
@@ -208,7 +244,9 @@ def _like_scores(q: Tensor, k: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Direct:
-    """A subclass of `Complete` as an implementation; it takes the contract's configuration and weights as they are."""
+    """A subclass of `Complete` as an implementation; it takes the contract's configuration and
+    weights as they are.
+    """
 
     cls: type[Complete]
     claims: Claims = CLAIMS
@@ -218,13 +256,16 @@ class Direct:
         """The name of the class."""
         return self.cls.__name__
 
-    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> Complete:
+    def build(
+        self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
+    ) -> Complete:
         """Build the module with the weights in a dtype, on a device."""
         return self.cls(config, weights.to(dtype, device))
 
 
 def implementation_of(cls: type[nn.Module], claims: Claims | None = None) -> Implementation:
-    """Return a subclass of `Complete` or `Correct` as an implementation, with the claims of that base by default.
+    """Return a subclass of `Complete` or `Correct` as an implementation, with the claims of that
+    base by default.
 
     So is a subclass of `OnRank`, on ranks.
     """

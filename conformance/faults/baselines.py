@@ -1,9 +1,9 @@
 """Baseline checks: three ways in which an attention is often tested, measured on the same faults.
 
-`allclose`: one batch of normal numbers against `nn.MultiheadAttention`, with a tolerance of 1e-4. `assert_close`: a few
-masks against the plain formula, with the tolerances of `torch.testing`. `grid`: a grid of shapes and masks, outputs and
-gradients, each with at most twice the error of the plain formula in the same dtype (the rule of the tests of
-FlashAttention).
+`allclose`: one batch of normal numbers against `nn.MultiheadAttention`, with a tolerance of 1e-4.
+`assert_close`: a few masks against the plain formula, with the tolerances of `torch.testing`.
+`grid`: a grid of shapes and masks, outputs and gradients, each with at most twice the error of the
+plain formula in the same dtype (the rule of the tests of FlashAttention).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from mha.spec import Implementation, Problem
 
 GRID = tuple(
     Case(n_heads=n_heads, head_dim=head_dim, B=2, L=L, S=S, mask=mask, causal=causal)
-    for n_heads, head_dim, (L, S) in product((1, 4), (8, 64), ((16, 16), (64, 64), (1, 64), (128, 64)))
+    for n_heads, head_dim, (L, S) in product(
+        (1, 4), (8, 64), ((16, 16), (64, 64), (1, 64), (128, 64))
+    )
     for mask, causal in (("none", False), ("padding", False), ("none", True))
 )
 FOUR_MASKS = tuple(
@@ -36,12 +38,20 @@ FOUR_MASKS = tuple(
 
 
 def caught_by(implementation: Implementation, dtype: str) -> tuple[str, ...]:
-    """Return the names of the baseline checks that fail for an implementation, in a dtype that it claims."""
-    return tuple(name for name, check in CHECKS.items() if not _passes(check, implementation, dtype))
+    """Return the names of the baseline checks that fail for an implementation, in a dtype that it
+    claims.
+    """
+    return tuple(
+        name for name, check in CHECKS.items() if not _passes(check, implementation, dtype)
+    )
 
 
-def _passes(check: Callable[[Implementation, str], bool], implementation: Implementation, dtype: str) -> bool:
-    """Return whether a check passes; whatever the implementation raises is a failure, and global state is restored."""
+def _passes(
+    check: Callable[[Implementation, str], bool], implementation: Implementation, dtype: str
+) -> bool:
+    """Return whether a check passes; whatever the implementation raises is a failure, and global
+    state is restored.
+    """
     try:
         with preserved(), guarded("a baseline check"):
             return check(implementation, dtype)
@@ -50,7 +60,9 @@ def _passes(check: Callable[[Implementation, str], bool], implementation: Implem
 
 
 def allclose(implementation: Implementation, dtype: str) -> bool:
-    """Self-attention on normal numbers without a mask; in float32 for half precision, where 1e-4 is below rounding."""
+    """Self-attention on normal numbers without a mask; in float32 for half precision, where 1e-4 is
+    below rounding.
+    """
     wide = dtype if dtype == "float64" else "float32"
     problem = Case(n_heads=8, head_dim=8, B=4, L=32, S=32, inputs="self", dtype=wide).problem()
     return torch.allclose(_call(implementation, problem), _call(torch_mha, problem), atol=1e-4)
@@ -60,13 +72,17 @@ def assert_close(implementation: Implementation, dtype: str) -> bool:
     """Four masks, in one shape."""
     for case in FOUR_MASKS:
         problem = replace(case, dtype=dtype).problem()
-        expected = plain_formula(problem, problem.allowed(implementation.claims.alignment), implementation.claims.scale)
+        expected = plain_formula(
+            problem, problem.allowed(implementation.claims.alignment), implementation.claims.scale
+        )
         torch.testing.assert_close(_call(implementation, problem), expected)
     return True
 
 
 def grid(implementation: Implementation, dtype: str) -> bool:
-    """Shapes and masks, forward and backward, against float64; in float32 for float64, which has no wider reference."""
+    """Shapes and masks, forward and backward, against float64; in float32 for float64, which has no
+    wider reference.
+    """
     for case in GRID:
         problem = replace(case, dtype="float32" if dtype == "float64" else dtype).problem()
         allowed = problem.allowed(implementation.claims.alignment)
@@ -74,7 +90,9 @@ def grid(implementation: Implementation, dtype: str) -> bool:
         def plain(inputs: Problem, allowed: Tensor = allowed) -> Tensor:
             return plain_formula(inputs, allowed, implementation.claims.scale)
 
-        wide = problem.map_inputs(Tensor.double).change(weights=problem.weights.to(torch.float64, "cpu"))
+        wide = problem.map_inputs(Tensor.double).change(
+            weights=problem.weights.to(torch.float64, "cpu")
+        )
         references, baselines = _differentiated(plain, wide), _differentiated(plain, problem)
         results = _differentiated(lambda inputs: _call(implementation, inputs), problem)
         for result, baseline, reference in zip(results, baselines, references, strict=True):
@@ -103,11 +121,14 @@ def _call(implementation: Implementation, problem: Problem) -> Tensor:
 
 
 def _differentiated(call: Callable[[Problem], Tensor], problem: Problem) -> list[Tensor]:
-    """Return the output, and the gradients of query, key and value for an upstream gradient of ones."""
+    """Return the output, and the gradients of query, key and value for an upstream gradient of
+    ones.
+    """
     leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
     output = call(leaves)
     output.backward(torch.ones_like(output))
     gradients = [
-        torch.full_like(x, torch.nan) if x.grad is None else x.grad for x in (leaves.query, leaves.key, leaves.value)
+        torch.full_like(x, torch.nan) if x.grad is None else x.grad
+        for x in (leaves.query, leaves.key, leaves.value)
     ]
     return [x.detach() for x in (output, *gradients)]

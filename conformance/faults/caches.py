@@ -27,7 +27,11 @@ class SecondCall(Complete):
         return kept if kept is not None and kept.shape == scores.shape else scores
 
 
-@fault("STA-3", caught_by="calls_do_not_depend_on_calls_before", trigger="a call after one of another length")
+@fault(
+    "STA-3",
+    caught_by="calls_do_not_depend_on_calls_before",
+    trigger="a call after one of another length",
+)
 class AfterAnotherShape(Complete):
     """A call with other lengths than the first has another scale."""
 
@@ -158,7 +162,9 @@ class GraphKept(Complete):
     trigger="training after inference",
 )
 class PackedInInference(Complete):
-    """Weights that were packed for inference are used in training too, as long as they are unchanged."""
+    """Weights that were packed for inference are used in training too, as long as they are
+    unchanged.
+    """
 
     def project(self, x: Tensor, role: str) -> Tensor:
         weight, packed = getattr(self, f"w_{role}"), self.__dict__.setdefault("packed", {})
@@ -176,7 +182,9 @@ class PackedInInference(Complete):
     trigger="an earlier call with as many queries on other keys",
 )
 class TriangleOfSoManyQueries(Complete):
-    """The causal mask is cached by the number of queries only: keys beyond those of the first call are hidden."""
+    """The causal mask is cached by the number of queries only: keys beyond those of the first call
+    are hidden.
+    """
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)
@@ -197,13 +205,19 @@ class TriangleOfSoManyQueries(Complete):
     trigger="a call without a mask after one of more items with a mask",
 )
 class MaskOfLargerBatch(Complete):
-    """The mask is kept in a buffer for the largest batch so far, which a smaller one without a mask does not clear."""
+    """The mask is kept in a buffer for the largest batch so far, which a smaller one without a mask
+    does not clear.
+    """
 
     held: Tensor | None = None
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         allowed, bias = super().allow(options, q, k)
-        if self.held is None or self.held.shape[1:] != allowed.shape[1:] or len(self.held) <= len(allowed):
+        if (
+            self.held is None
+            or self.held.shape[1:] != allowed.shape[1:]
+            or len(self.held) <= len(allowed)
+        ):
             with torch.inference_mode(False):
                 self.held = torch.ones_like(allowed)
         own = self.held[: len(allowed)]
@@ -218,7 +232,9 @@ class MaskOfLargerBatch(Complete):
     trigger="a call after one of more keys that had NaN",
 )
 class OldValuesInTile(Complete):
-    """Values are kept in a buffer of whole tiles of 16, and those that an earlier call left are multiplied by zero."""
+    """Values are kept in a buffer of whole tiles of 16, and those that an earlier call left are
+    multiplied by zero.
+    """
 
     held: Tensor | None = None
 
@@ -233,14 +249,21 @@ class OldValuesInTile(Complete):
         return context + 0.0 * self.held[:, :, keys:].sum(2, keepdim=True)
 
 
-@fault("STA-4", caught_by="state_round_trips", script_shows=False, trigger="a call after the weights changed")
+@fault(
+    "STA-4",
+    caught_by="state_round_trips",
+    script_shows=False,
+    trigger="a call after the weights changed",
+)
 @fault("CMP-3", script_shows=False)
 class WeightsCopied(Complete):
     """The weights are copied at construction, and the copies are not in the state_dict."""
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)
-        self.copies = {name: parameter.detach().clone() for name, parameter in self.named_parameters()}
+        self.copies = {
+            name: parameter.detach().clone() for name, parameter in self.named_parameters()
+        }
 
     def project(self, x: Tensor, role: str) -> Tensor:
         return F.linear(x, self.copies[f"w_{role}"], self.copies.get(f"b_{role}"))
@@ -288,7 +311,9 @@ class WeightsPacked(Complete):
     trigger="weights changed between two calls in evaluation",
 )
 class PackedUntilModeChanges(Complete):
-    """Weights packed for inference are discarded only by train() and eval(): weights loaded later are ignored."""
+    """Weights packed for inference are discarded only by train() and eval(): weights loaded later
+    are ignored.
+    """
 
     def train(self, mode: bool = True) -> PackedUntilModeChanges:
         self.__dict__["packed"] = {}
@@ -311,11 +336,20 @@ class CopyShares(Complete):
         return copy.copy(self)
 
 
-@fault("STA-4", caught_by="state_round_trips", script_shows=False, trigger="the state_dict of a parent module")
+@fault(
+    "STA-4",
+    caught_by="state_round_trips",
+    script_shows=False,
+    trigger="the state_dict of a parent module",
+)
 class PrefixForgotten(Complete):
-    """W_o is saved under an older name, which loading looks up without the prefix of the parent module."""
+    """W_o is saved under an older name, which loading looks up without the prefix of the parent
+    module.
+    """
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]  # torch's own
         destination[f"{prefix}out_proj"] = destination.pop(f"{prefix}w_o")
 

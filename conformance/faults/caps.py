@@ -87,7 +87,9 @@ class FactorOfTheCappedScore(Complete):
         return scores + (result - scores.detach()) + bias
 
 
-@fault("CAP-3", caught_by="a_cap_far_above_the_scores_is_right", trigger="a cap far above the scores")
+@fault(
+    "CAP-3", caught_by="a_cap_far_above_the_scores_is_right", trigger="a cap far above the scores"
+)
 class LowTangent(Complete):
     """The tangent of a small number is 0, as in a table."""
 
@@ -112,7 +114,11 @@ class ZeroCapIsZero(Complete):
         return super().cap(scores, bias)
 
 
-@fault("CAP-3", caught_by="scores_far_above_the_cap_give_finite_results", trigger="scores 90 times the cap")
+@fault(
+    "CAP-3",
+    caught_by="scores_far_above_the_cap_give_finite_results",
+    trigger="scores 90 times the cap",
+)
 class TangentOfExponentials(Complete):
     """The tangent is (e^x - e^-x) / (e^x + e^-x), which is NaN for large x."""
 

@@ -13,7 +13,11 @@ from mha.conformance.faults.fault import fault
 from mha.spec import Options, causal_mask
 
 
-@fault("CAU-1", caught_by="later_positions_have_no_influence", source="https://github.com/octo-models/octo/issues/75")
+@fault(
+    "CAU-1",
+    caught_by="later_positions_have_no_influence",
+    source="https://github.com/octo-models/octo/issues/75",
+)
 @fault("CAU-2")
 class CausalOffByOne(Correct):
     """A query may attend to the key after it."""
@@ -30,14 +34,20 @@ class CausalOffByOne(Correct):
     trigger="causal rows with padding only",
 )
 class LowestBesideLowest(Complete):
-    """The causal flag adds the dtype's lowest number, as padding does: a row of padding attends to later keys too."""
+    """The causal flag adds the dtype's lowest number, as padding does: a row of padding attends to
+    later keys too.
+    """
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         allowed, bias = super().allow(options, q, k)
         if options.mask is None or not options.mask.is_floating_point() or not options.is_causal:
             return allowed, bias
         own, _ = super().allow(options.change(is_causal=False), q, k)
-        later = own & ~causal_mask(q.shape[2], k.shape[2], "top_left", q.device) & allowed.any(-1, keepdim=True)
+        later = (
+            own
+            & ~causal_mask(q.shape[2], k.shape[2], "top_left", q.device)
+            & allowed.any(-1, keepdim=True)
+        )
         return allowed | later, bias.masked_fill(later, torch.finfo(q.dtype).min)
 
 
@@ -48,7 +58,9 @@ class CausalTileOnDiagonal(Complete):
     def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         allowed, bias = super().allow(options.change(is_causal=False), q, k)
         if options.is_causal:
-            rows, columns = (torch.arange(n, device=q.device) // 16 for n in (q.shape[2], k.shape[2]))
+            rows, columns = (
+                torch.arange(n, device=q.device) // 16 for n in (q.shape[2], k.shape[2])
+            )
             whole = (rows[:, None] == columns) & (rows[:, None] > 0)
             allowed = allowed & (causal_mask(q.shape[2], k.shape[2], "top_left", q.device) | whole)
         return allowed, bias
@@ -81,7 +93,11 @@ class CausalFromTheRight(Correct):
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
         allowed = super().allow(options.change(is_causal=False), q, k)
-        return allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right", q.device) if options.is_causal else allowed
+        return (
+            allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right", q.device)
+            if options.is_causal
+            else allowed
+        )
 
 
 @fault("CAU-3", trigger="S > L, causal")
@@ -105,15 +121,25 @@ class CausalFromTheLeft(Complete):
     """The causal diagonal is aligned top-left, although bottom-right is declared."""
 
 
-@fault("CAU-4", trigger="causal, with a mask", source="https://github.com/huggingface/transformers/pull/41966")
+@fault(
+    "CAU-4",
+    trigger="causal, with a mask",
+    source="https://github.com/huggingface/transformers/pull/41966",
+)
 class CausalForgottenBesideMask(Correct):
     """With a mask, the causal flag is ignored."""
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
-        return super().allow(options.change(is_causal=options.is_causal and options.mask is None), q, k)
+        return super().allow(
+            options.change(is_causal=options.is_causal and options.mask is None), q, k
+        )
 
 
-@fault("CAU-4", trigger="causal, with a mask", source="https://github.com/AI-Hypercomputer/maxtext/issues/878")
+@fault(
+    "CAU-4",
+    trigger="causal, with a mask",
+    source="https://github.com/AI-Hypercomputer/maxtext/issues/878",
+)
 class PaddingForgottenUnderCausal(mask_ignored(when=lambda q, options: options.is_causal)):
     """With the causal flag, the mask is ignored."""
 

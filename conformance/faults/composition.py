@@ -65,7 +65,9 @@ class RowsGuardedIfEager(Complete):
         return super().weigh(scores, allowed)
 
 
-@fault("CMP-1", trigger="compiled", source="https://github.com/facebookresearch/xformers/issues/765")
+@fault(
+    "CMP-1", trigger="compiled", source="https://github.com/facebookresearch/xformers/issues/765"
+)
 class GraphBroken(Complete):
     """Part of the call silently runs uncompiled."""
 
@@ -111,11 +113,16 @@ class WeightsFoldedCompiled(Complete):
         if not torch.compiler.is_compiling():
             return super().project(x, role)
         bias = getattr(self, f"b_{role}", None)
-        return F.linear(x, getattr(self, f"w_{role}").detach(), None if bias is None else bias.detach())
+        return F.linear(
+            x, getattr(self, f"w_{role}").detach(), None if bias is None else bias.detach()
+        )
 
 
 @fault(
-    "CMP-2", script_shows=False, trigger="exported", source="https://github.com/huggingface/transformers/issues/28827"
+    "CMP-2",
+    script_shows=False,
+    trigger="exported",
+    source="https://github.com/huggingface/transformers/issues/28827",
 )
 @fault("CMP-3", script_shows=False)
 class ReadsItself(Complete):
@@ -130,7 +137,9 @@ class AnotherScaleExported(scores_scaled(1.1, when=lambda module: torch.compiler
     """The scale is different under `torch.export`."""
 
 
-@fault("CMP-2", caught_by="exported_mask_agrees", script_shows=False, trigger="exported, with a mask")
+@fault(
+    "CMP-2", caught_by="exported_mask_agrees", script_shows=False, trigger="exported, with a mask"
+)
 class MaskForgottenExported(mask_ignored(when=lambda q, options: torch.compiler.is_exporting())):
     """The mask is ignored under `torch.export`."""
 
@@ -140,7 +149,9 @@ class CausalFlagForgottenExported(Complete):
     """The causal flag is ignored under `torch.export`."""
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(options.change(is_causal=options.is_causal and not torch.compiler.is_exporting()), q, k)
+        return super().allow(
+            options.change(is_causal=options.is_causal and not torch.compiler.is_exporting()), q, k
+        )
 
 
 @fault("CMP-4", caught_by="autocast_is_within_the_low_precision_bound", trigger="autocast")
@@ -156,7 +167,9 @@ class FloatMaskUnderAutocast(Complete):
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         same = torch.bool, q.dtype
-        return super().allow(with_mask(options, lambda mask: mask if mask.dtype in same else mask.bool()), q, k)
+        return super().allow(
+            with_mask(options, lambda mask: mask if mask.dtype in same else mask.bool()), q, k
+        )
 
 
 class _CastForward(torch.autograd.Function):
@@ -183,7 +196,12 @@ class AutocastForwardAlone(Complete):
         return _CastForward.apply(weights, v)  # type: ignore[no-untyped-call,no-any-return]  # torch's own
 
 
-@fault("CMP-5", caught_by="checkpointing_draws_the_same", script_shows=False, trigger="checkpointed, and dropout")
+@fault(
+    "CMP-5",
+    caught_by="checkpointing_draws_the_same",
+    script_shows=False,
+    trigger="checkpointed, and dropout",
+)
 class OwnGenerator(Complete):
     """Dropout draws with a generator of the module, which checkpointing does not put back."""
 
@@ -201,7 +219,9 @@ class OwnGenerator(Complete):
         return weights * (drawn < kept).to(weights.dtype) / (kept or 1.0)
 
 
-@fault("CMP-5", caught_by="checkpointing_changes_nothing", script_shows=False, trigger="checkpointed")
+@fault(
+    "CMP-5", caught_by="checkpointing_changes_nothing", script_shows=False, trigger="checkpointed"
+)
 class ScaledAgainInTheSecondPass(Complete):
     """While a backward pass runs, scores are scaled twice."""
 
@@ -212,7 +232,9 @@ class ScaledAgainInTheSecondPass(Complete):
 
 @fault("CMP-6", script_shows=False, trigger="deterministic algorithms")
 class ReadsEmptyMemory(Complete):
-    """For deterministic algorithms the context is added to new memory, which is multiplied by zero, but not written."""
+    """For deterministic algorithms the context is added to new memory, which is multiplied by zero,
+    but not written.
+    """
 
     def merge(self, x: Tensor) -> Tensor:
         context = super().merge(x)

@@ -32,7 +32,9 @@ class AnotherNumberOfHeads(NoValidation):
 
 @fault("CFG-1", trigger="d_model % n_heads != 0")
 class ColumnsUnused(NoValidation):
-    """The last d_model % n_heads columns of the projections are left out, and those of the context are zeros."""
+    """The last d_model % n_heads columns of the projections are left out, and those of the context
+    are zeros.
+    """
 
     def split(self, x: Tensor) -> Tensor:
         return super().split(x[..., : self.config.n_heads * self.config.head_dim])

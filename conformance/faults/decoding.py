@@ -19,7 +19,9 @@ from mha.spec import causal_mask
 class ForgetsTheFirst(Complete):
     """The cache starts with the second position."""
 
-    def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+    def decode(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None
+    ) -> tuple[Tensor, Any]:
         output, cache = super().decode(query, key, value, cache)
         return output, cache if cache[0].shape[1] > 1 else None
 
@@ -33,17 +35,23 @@ class ForgetsTheFirst(Complete):
 class DecodesOneBehind(Complete):
     """A position enters the cache after its query has attended."""
 
-    def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+    def decode(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None
+    ) -> tuple[Tensor, Any]:
         keys, values = (key, value) if cache is None else cache
         output = self(query, keys, values).output
-        return output, (torch.cat([keys, key], 1), torch.cat([values, value], 1)) if cache else (key, value)
+        return output, (
+            (torch.cat([keys, key], 1), torch.cat([values, value], 1)) if cache else (key, value)
+        )
 
 
 @fault("INC-1", caught_by="decoding_equals_one_causal_pass", script_shows=False)
 class FirstGroupDecoded(Complete):
     """Decoding uses the first key/value head for all."""
 
-    def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+    def decode(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None
+    ) -> tuple[Tensor, Any]:
         self.decoding = True
         result = super().decode(query, key, value, cache)
         self.decoding = False
@@ -51,7 +59,9 @@ class FirstGroupDecoded(Complete):
 
     def repeat(self, x: Tensor) -> Tensor:
         return super().repeat(
-            x[:, :1].expand_as(x) if getattr(self, "decoding", False) and x.shape[1] < self.config.n_heads else x
+            x[:, :1].expand_as(x)
+            if getattr(self, "decoding", False) and x.shape[1] < self.config.n_heads
+            else x
         )
 
 
@@ -65,17 +75,31 @@ class InactiveAttendedTo(Complete):
     """The inputs of inactive items are cached, and attended to."""
 
     def decode(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: Any = None,
+        active: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         return super().decode(query, key.nan_to_num(0.0), value.nan_to_num(0.0), cache)
 
 
-@fault("INC-1", caught_by="decoding_equals_one_causal_pass", script_shows=False, trigger="two sequences in turn")
+@fault(
+    "INC-1",
+    caught_by="decoding_equals_one_causal_pass",
+    script_shows=False,
+    trigger="two sequences in turn",
+)
 class OneCacheForAll(Complete):
     """The cache is kept in the module; the one that is passed only says whether to continue."""
 
-    def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        output, self.cache = super().decode(query, key, value, None if cache is None else self.cache)
+    def decode(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None
+    ) -> tuple[Tensor, Any]:
+        output, self.cache = super().decode(
+            query, key, value, None if cache is None else self.cache
+        )
         return output, True
 
 
@@ -89,45 +113,91 @@ class CacheOf128(Complete):
     """The cache has room for 128 positions; later ones overwrite the last."""
 
     def decode(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: Any = None,
+        active: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         full = cache is not None and cache[0].shape[1] == 128
-        return super().decode(query, key, value, tuple(x[:, :-1] for x in cache) if full else cache, active)
+        return super().decode(
+            query, key, value, tuple(x[:, :-1] for x in cache) if full else cache, active
+        )
 
 
-@fault("INC-1", caught_by="decoding_equals_one_causal_pass", script_shows=False, trigger="decoding and dropout")
+@fault(
+    "INC-1",
+    caught_by="decoding_equals_one_causal_pass",
+    script_shows=False,
+    trigger="decoding and dropout",
+)
 class DecodingDrops(drops_in_evaluation(when=lambda module: module.decoding), Decoding):
     """Dropout is active in decoding steps, in evaluation too."""
 
 
-@fault("INC-1", caught_by="extra_keys_count_once_in_decoding", script_shows=False, trigger="decoding with extra keys")
+@fault(
+    "INC-1",
+    caught_by="extra_keys_count_once_in_decoding",
+    script_shows=False,
+    trigger="decoding with extra keys",
+)
 class ExtraKeyDecodedAnew(Complete):
     """The extra keys are cached with the others, and added again in each step."""
 
     def decode(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: Any = None,
+        active: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        present = query.new_ones(len(query), 1, dtype=torch.bool) if active is None else active[:, None]
-        q, k, v = (self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v")))
+        present = (
+            query.new_ones(len(query), 1, dtype=torch.bool) if active is None else active[:, None]
+        )
+        q, k, v = (
+            self.split(self.project(x, role))
+            for x, role in ((query, "q"), (key, "k"), (value, "v"))
+        )
         k, v = self.repeat(self.extend(k, "extra_k")), self.repeat(self.extend(v, "extra_v"))
         present = F.pad(present, (0, k.shape[2] - 1), value=True)
         if cache is not None:
-            k, v, present = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2), torch.cat([cache[2], present], 1)
+            k, v, present = (
+                torch.cat([cache[0], k], 2),
+                torch.cat([cache[1], v], 2),
+                torch.cat([cache[2], present], 1),
+            )
         allowed = present[:, None, None].expand(-1, k.shape[1], 1, -1)
-        return self.project(self.merge(self.weigh(self.score(q, k), allowed) @ v), "o"), (k, v, present)
+        return self.project(self.merge(self.weigh(self.score(q, k), allowed) @ v), "o"), (
+            k,
+            v,
+            present,
+        )
 
 
 class Paged(Complete):
-    """Correct: each item's keys are at the start of a table, which grows by a page when the longest item needs one."""
+    """Correct: each item's keys are at the start of a table, which grows by a page when the longest
+    item needs one.
+    """
 
     page = 8
 
     def decode(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: Any = None,
+        active: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         if active is None:
             return super().decode(query, key, value, cache)
-        keys, values, used = cache or (key[:, :0], value[:, :0], query.new_zeros(len(query), dtype=torch.long))
+        keys, values, used = cache or (
+            key[:, :0],
+            value[:, :0],
+            query.new_zeros(len(query), dtype=torch.long),
+        )
         if int(used.max()) == keys.shape[1]:
             keys, values = (F.pad(x, (0, 0, 0, self.page)) for x in (keys, values))
         items = active.nonzero().flatten()
@@ -137,10 +207,16 @@ class Paged(Complete):
         used = used.index_put((items,), places + 1)
         length = self.length(used)
         mask = torch.arange(length, device=used.device) < used[:, None]
-        return self(query, keys[:, :length], values[:, :length], mask=mask[:, None, None]).output, (keys, values, used)
+        return self(query, keys[:, :length], values[:, :length], mask=mask[:, None, None]).output, (
+            keys,
+            values,
+            used,
+        )
 
     def places(self, used: Tensor, size: int) -> Tensor:
-        """Return the position of the next key of each item, given how many it has and the size of the table."""
+        """Return the position of the next key of each item, given how many it has and the size of
+        the table.
+        """
         return used
 
     def length(self, used: Tensor) -> int:
@@ -184,10 +260,17 @@ class PagesOfTheFirst(Paged):
     source="https://github.com/Mikyx-1/TinyLLM/issues/17",
 )
 class PromptSeesItsFuture(Complete):
-    """With a cache, new positions are not masked among themselves: an empty one that a prompt fills is a cache too."""
+    """With a cache, new positions are not masked among themselves: an empty one that a prompt fills
+    is a cache too.
+    """
 
     def decode(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: Any = None,
+        active: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         cache = super().decode(query, key, value, cache, active)[1]
         return self(query, *cache[:2], mask=cache[2].mT.unsqueeze(1)).output, cache
@@ -204,7 +287,12 @@ class ChunksAlignedTopLeft(Complete):
     """New positions are masked as if the cache were empty, so that they see only its first keys."""
 
     def decode(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: Any = None,
+        active: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         output, cache = super().decode(query, key, value, cache, active)
         if query.shape[1] > 1:
@@ -224,7 +312,12 @@ class SecondChunkOverwrites(Complete):
     """A chunk that follows a cached one takes the place of its last position."""
 
     def decode(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: Any = None,
+        active: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         if cache is not None and query.shape[1] > 1:
             cache = tuple(part[:, :-1] for part in cache)
@@ -280,10 +373,17 @@ class CopyIsTheSame(Complete):
     """The cache is a handle of a table in the module, so that a copy stands for the same keys."""
 
     def decode(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: Any = None,
+        active: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         tables = self.__dict__.setdefault("tables", [])
-        output, table = super().decode(query, key, value, None if cache is None else tables[cache], active)
+        output, table = super().decode(
+            query, key, value, None if cache is None else tables[cache], active
+        )
         if cache is None:
             cache = len(tables)
             tables.append(None)

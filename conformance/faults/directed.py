@@ -1,4 +1,6 @@
-"""Faults that NUM-7 and GRD-8 must catch: in half precision, too small for the bound on each element."""
+"""Faults that NUM-7 and GRD-8 must catch: in half precision, too small for the bound on each
+element.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ class EpsilonInHalf(Complete):
     trigger="bfloat16",
 )
 class CastsTruncate(Complete):
-    """Weights and contexts are cast to bfloat16 by dropping bits, not by rounding to the nearest number."""
+    """Weights and contexts are cast to bfloat16 by dropping bits, not by rounding to the nearest
+    number.
+    """
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return self.cast(super().weigh(scores.to(self.wide(scores)), allowed), scores)
@@ -134,7 +138,9 @@ class KeyGradientOffInHalf(Complete):
     """In half precision the gradient of the keys is 4% too large."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().score(q, hooked(k, lambda gradient: gradient * (1.04 if is_half(k) else 1.0)))
+        return super().score(
+            q, hooked(k, lambda gradient: gradient * (1.04 if is_half(k) else 1.0))
+        )
 
 
 @fault(
@@ -218,7 +224,10 @@ class LastKeyLostBackwards(Complete):
 
 
 @fault(
-    "NUM-8", dtype="bfloat16", caught_by="errors_for_many_keys_are_not_twice_what_roundings_explain", script_shows=False
+    "NUM-8",
+    dtype="bfloat16",
+    caught_by="errors_for_many_keys_are_not_twice_what_roundings_explain",
+    script_shows=False,
 )
 @fault(
     "NUM-7",

@@ -25,7 +25,9 @@ OF_GRADIENTS_OF_GROUPS = "errors_of_gradients_of_grouped_heads_do_not_add_up_to_
 
 
 def scores_off(*, when: Callable[[Complete, Tensor], bool]) -> type[Complete]:
-    """Return a class whose scores are 2% too large in half precision, if so is said of module and q (B, H, L, d_k)."""
+    """Return a class whose scores are 2% too large in half precision, if so is said of module and q
+    (B, H, L, d_k).
+    """
 
     class ScoresOff(Complete):
         def score(self, q: Tensor, k: Tensor) -> Tensor:
@@ -40,7 +42,11 @@ class OneQueryOffInHalf(scores_off(when=lambda module, q: q.shape[2] == 1)):
 
 
 @fault(
-    "NUM-7", dtype="bfloat16", caught_by=OF_SMALL_CALLS, script_shows=False, trigger="half precision, one item, L = 1"
+    "NUM-7",
+    dtype="bfloat16",
+    caught_by=OF_SMALL_CALLS,
+    script_shows=False,
+    trigger="half precision, one item, L = 1",
 )
 class SingleItemOffInHalf(scores_off(when=lambda module, q: q.shape[0] == q.shape[2] == 1)):
     """In half precision the scores of a single query of a single item are 2% too large."""
@@ -53,13 +59,26 @@ class SingleItemOffInHalf(scores_off(when=lambda module, q: q.shape[0] == q.shap
     script_shows=False,
     trigger="half precision, nothing requires a gradient",
 )
-class FrozenOffInHalf(scores_off(when=lambda module, q: not module.w_q.requires_grad and not q.requires_grad)):
-    """In half precision the scores are 2% too large if neither the weights nor the inputs require a gradient."""
+class FrozenOffInHalf(
+    scores_off(when=lambda module, q: not module.w_q.requires_grad and not q.requires_grad)
+):
+    """In half precision the scores are 2% too large if neither the weights nor the inputs require a
+    gradient.
+    """
 
 
-@fault("GRD-5", dtype="bfloat16", caught_by=OF_FROZEN_WEIGHTS, trigger="half precision, frozen weights, trained inputs")
-class TunedInputsOffInHalf(scores_off(when=lambda module, q: not module.w_q.requires_grad and q.requires_grad)):
-    """In half precision the scores are 2% too large if the inputs require gradients and the weights do not."""
+@fault(
+    "GRD-5",
+    dtype="bfloat16",
+    caught_by=OF_FROZEN_WEIGHTS,
+    trigger="half precision, frozen weights, trained inputs",
+)
+class TunedInputsOffInHalf(
+    scores_off(when=lambda module, q: not module.w_q.requires_grad and q.requires_grad)
+):
+    """In half precision the scores are 2% too large if the inputs require gradients and the weights
+    do not.
+    """
 
 
 @fault(
@@ -94,17 +113,28 @@ class FloatMaskOffInHalf(Complete):
     trigger="half precision, d_k is not d_model / n_heads",
 )
 class OwnWidthOffInHalf(
-    scores_off(when=lambda module, q: module.config.head_dim * module.config.n_heads != module.config.d_model)
+    scores_off(
+        when=lambda module, q: (
+            module.config.head_dim * module.config.n_heads != module.config.d_model
+        )
+    )
 ):
     """In half precision the scores of heads of their own width are 2% too large."""
 
 
 @fault("GQA-1", dtype="bfloat16", caught_by=OF_GROUPS, trigger="half precision, grouped heads")
-class GroupsOffInHalf(scores_off(when=lambda module, q: module.config.kv_heads < module.config.n_heads)):
+class GroupsOffInHalf(
+    scores_off(when=lambda module, q: module.config.kv_heads < module.config.n_heads)
+):
     """In half precision the scores of grouped heads are 2% too large."""
 
 
-@fault("GQA-1", dtype="bfloat16", caught_by=OF_GRADIENTS_OF_GROUPS, trigger="half precision, grouped heads, backwards")
+@fault(
+    "GQA-1",
+    dtype="bfloat16",
+    caught_by=OF_GRADIENTS_OF_GROUPS,
+    trigger="half precision, grouped heads, backwards",
+)
 class GroupGradientsOffInHalf(Complete):
     """In half precision the gradients of shared keys and values are 4% too large."""
 
@@ -119,7 +149,9 @@ class GroupGradientsOffInHalf(Complete):
     caught_by="errors_for_other_widths_do_not_add_up_to_a_defect",
     trigger="half precision, kdim other than d_model",
 )
-class WidthsOffInHalf(scores_off(when=lambda module, q: module.config.key_width != module.config.d_model)):
+class WidthsOffInHalf(
+    scores_off(when=lambda module, q: module.config.key_width != module.config.d_model)
+):
     """In half precision the scores of keys of another width are 2% too large."""
 
 
@@ -129,7 +161,9 @@ class WidthsOffInHalf(scores_off(when=lambda module, q: module.config.key_width 
     caught_by="errors_where_nothing_is_dropped_do_not_add_up_to_a_defect",
     trigger="half precision, evaluation, p > 0",
 )
-class DropoutScalesInHalf(scores_off(when=lambda module, q: module.config.dropout > 0 and not module.training)):
+class DropoutScalesInHalf(
+    scores_off(when=lambda module, q: module.config.dropout > 0 and not module.training)
+):
     """In half precision and in evaluation the scores of a module with dropout are 2% too large."""
 
 
@@ -176,12 +210,19 @@ class DecodingOffInHalf(Decoding):
     trigger="half precision, items of different lengths",
 )
 class RaggedDecodingOffInHalf(Complete):
-    """In half precision the scores are 2% too large in a decoding step in which an item has no position."""
+    """In half precision the scores are 2% too large in a decoding step in which an item has no
+    position.
+    """
 
     factor = 1.0
 
     def decode(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: Any = None,
+        active: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         self.factor = 1.0 if active is None or not is_half(query) or bool(active.all()) else 1.02
         try:

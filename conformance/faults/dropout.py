@@ -103,12 +103,16 @@ class MemoryNotRescaled(Complete):
         return super().attend(query, key, value, *rest)
 
     def drop(self, weights: Tensor) -> Tensor:
-        return super().drop(weights) * (1 - self.config.dropout if self.memory and self.training else 1.0)
+        return super().drop(weights) * (
+            1 - self.config.dropout if self.memory and self.training else 1.0
+        )
 
 
 @fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled")
 class UnscaledWhereItDrops(Complete):
-    """The scores are not scaled in the path that drops weights, which a fused kernel is not used for."""
+    """The scores are not scaled in the path that drops weights, which a fused kernel is not used
+    for.
+    """
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         drops = self.training and self.config.dropout > 0
@@ -131,7 +135,9 @@ class AnotherProbability(Complete):
         if not self.training:
             return weights
         kept = torch.rand_like(weights) >= 0.97 * self.config.dropout
-        return weights * kept / (1 - self.config.dropout) if self.config.dropout < 1 else weights * 0
+        return (
+            weights * kept / (1 - self.config.dropout) if self.config.dropout < 1 else weights * 0
+        )
 
 
 @fault(
@@ -189,17 +195,31 @@ class OutputDropped(Complete):
         return F.dropout(output, self.config.dropout_of_output, self.training)
 
 
-@fault("DRP-2", caught_by="each_output_is_dropped_alone_or_rescaled", claims=replace(CLAIMS, dropout="output"))
+@fault(
+    "DRP-2",
+    caught_by="each_output_is_dropped_alone_or_rescaled",
+    claims=replace(CLAIMS, dropout="output"),
+)
 class OutputNotRescaled(OutputDropped):
     """The kept outputs are not rescaled."""
 
     def drop_output(self, output: Tensor) -> Tensor:
-        return output * torch.ones_like(output).bernoulli_(1 - self.config.dropout) if self.training else output
+        return (
+            output * torch.ones_like(output).bernoulli_(1 - self.config.dropout)
+            if self.training
+            else output
+        )
 
 
-@fault("DRP-2", caught_by="the_share_of_outputs_that_is_dropped_is_p", claims=replace(CLAIMS, dropout="output"))
+@fault(
+    "DRP-2",
+    caught_by="the_share_of_outputs_that_is_dropped_is_p",
+    claims=replace(CLAIMS, dropout="output"),
+)
 class OutputDroppedMore(OutputDropped):
-    """The output is dropped with a probability that is 0.014 too high, and rescaled for the nominal one."""
+    """The output is dropped with a probability that is 0.014 too high, and rescaled for the nominal
+    one.
+    """
 
     def drop_output(self, output: Tensor) -> Tensor:
         p = self.config.dropout
@@ -209,7 +229,9 @@ class OutputDroppedMore(OutputDropped):
 
 
 class WeightsAndOutputDropped(OutputDropped):
-    """Drops the weights, and then the output, as a claim `dropout="both"` says: the usual form of a GPT block."""
+    """Drops the weights, and then the output, as a claim `dropout="both"` says: the usual form of a
+    GPT block.
+    """
 
     def drop(self, weights: Tensor) -> Tensor:
         return F.dropout(weights, self.config.dropout, self.training)
@@ -231,7 +253,9 @@ class OutputRowsDropped(WeightsAndOutputDropped):
     """Whole rows of the output are dropped instead of single elements."""
 
     def drop_output(self, output: Tensor) -> Tensor:
-        return output * F.dropout(torch.ones_like(output[..., :1]), self.config.dropout, self.training)
+        return output * F.dropout(
+            torch.ones_like(output[..., :1]), self.config.dropout, self.training
+        )
 
 
 @fault(
@@ -261,7 +285,11 @@ class WeightProbabilityForOutput(WeightsAndOutputDropped):
         return F.dropout(output, self.config.dropout, self.training)
 
 
-@fault("DRP-5", caught_by="heads_and_items_drop_independently", trigger="dropout, several heads or items")
+@fault(
+    "DRP-5",
+    caught_by="heads_and_items_drop_independently",
+    trigger="dropout, several heads or items",
+)
 class OneDrawForAll(one_draw(lambda weights: weights[:1, :1])):
     """All heads and items share one draw."""
 
@@ -280,7 +308,11 @@ class FixedSeed(Complete):
             return super().drop(weights)
 
 
-@fault("DRP-3", caught_by="the_seed_decides_what_is_dropped", source="https://github.com/keras-team/keras/issues/19688")
+@fault(
+    "DRP-3",
+    caught_by="the_seed_decides_what_is_dropped",
+    source="https://github.com/keras-team/keras/issues/19688",
+)
 class SeedIgnored(Complete):
     """The draw is from a private generator, which no seed reaches."""
 
@@ -300,7 +332,9 @@ class NanForAll(Complete):
     def drop(self, weights: Tensor) -> Tensor:
         if not self.training:
             return weights
-        return weights * (torch.rand_like(weights) >= self.config.dropout) / (1 - self.config.dropout)
+        return (
+            weights * (torch.rand_like(weights) >= self.config.dropout) / (1 - self.config.dropout)
+        )
 
 
 @fault("DRP-3", caught_by="the_seed_decides_what_is_dropped")

@@ -1,4 +1,6 @@
-"""Bases of faults that differ in one value: where another scale is used, the mask is ignored, or gradients are cut."""
+"""Bases of faults that differ in one value: where another scale is used, the mask is ignored, or
+gradients are cut.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,15 @@ def scores_scaled(factor: float, *, when: Callable[[Complete], bool]) -> type[Co
 
 
 def mask_ignored(*, when: Callable[[Tensor, Options], bool]) -> type[Complete]:
-    """Return a class that ignores the mask under a condition on the queries (B, H, L, d_k) and the options."""
+    """Return a class that ignores the mask under a condition on the queries (B, H, L, d_k) and the
+    options.
+    """
 
     class MaskIgnored(Complete):
         def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-            return super().allow(options.change(mask=None if when(q, options) else options.mask), q, k)
+            return super().allow(
+                options.change(mask=None if when(q, options) else options.mask), q, k
+            )
 
     return MaskIgnored
 
@@ -56,7 +62,9 @@ def remainder_dropped(tile: int) -> type[Complete]:
     class RemainderDropped(Complete):
         def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
             whole = scores.shape[-1] // tile * tile
-            kept = torch.arange(scores.shape[-1], device=scores.device) < (whole or scores.shape[-1])
+            kept = torch.arange(scores.shape[-1], device=scores.device) < (
+                whole or scores.shape[-1]
+            )
             return super().weigh(scores, allowed & kept)
 
     return RemainderDropped
@@ -67,13 +75,19 @@ def bias_missing(missing: str) -> type[Complete]:
 
     class BiasMissing(Complete):
         def project(self, x: Tensor, role: str) -> Tensor:
-            return F.linear(x, getattr(self, f"w_{role}")) if role == missing else super().project(x, role)
+            return (
+                F.linear(x, getattr(self, f"w_{role}"))
+                if role == missing
+                else super().project(x, role)
+            )
 
     return BiasMissing
 
 
 def empty_rows_unguarded(*, when: Callable[[Complete, Tensor], bool]) -> type[Complete]:
-    """Return a class whose empty rows are NaN under a condition on the module and the scores (B, H, L, S)."""
+    """Return a class whose empty rows are NaN under a condition on the module and the scores (B, H,
+    L, S).
+    """
 
     class EmptyRowsUnguarded(Complete):
         def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:

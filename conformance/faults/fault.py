@@ -14,7 +14,8 @@ from torch import nn
 from mha.conformance.faults.base import implementation_of
 from mha.spec import CLAUSES, Claims, Implementation
 
-# Every fault that has been declared, in the order in which the modules were imported; see `registry.FAULTS`.
+# Every fault that has been declared, in the order in which the modules were imported; see
+# `registry.FAULTS`.
 declared: list[Fault] = []
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -23,9 +24,10 @@ Module = TypeVar("Module", bound=nn.Module)
 class Fault:
     """A faulty class, and a clause that must catch it in a dtype.
 
-    caught_by: the property that must catch it, if the clause has several and not any of them will do.
-    script_shows: whether the script of the failure fails on its own. The script repeats the calls; it cannot show what
-        is measured by other means.
+    caught_by: the property that must catch it, if the clause has several and not any of them will
+        do.
+    script_shows: whether the script of the failure fails on its own. The script repeats the calls;
+        it cannot show what is measured by other means.
     """
 
     cls: type[nn.Module]
@@ -69,12 +71,16 @@ def fault(  # noqa: PLR0913  the fields of a declaration, by name
 ) -> Callable[[type[Module]], type[Module]]:
     """Declare that a clause must catch a class; once for each clause, dtype or property that must.
 
-    dtype, caught_by, script_shows, trigger, source: see `Fault`; trigger and source are given once for a class.
-    claims: those of the base class by default. implementation: made of the class by default; it is also
-    `faulty_<class>` in the module of the class, where the script of a failure imports it from.
+    dtype, caught_by, script_shows, trigger, source: see `Fault`; trigger and source are given once
+        for a class.
+    claims: those of the base class by default. implementation: made of the class by default; it is
+        also `faulty_<class>` in the module of the class, where the script of a failure imports it
+        from.
     """
     assert clause in CLAUSES, f"{clause} is not a clause of the contract"
-    cell = partial(Fault, clause=clause, dtype=dtype, caught_by=caught_by, script_shows=script_shows)
+    cell = partial(
+        Fault, clause=clause, dtype=dtype, caught_by=caught_by, script_shows=script_shows
+    )
     about = {"trigger": trigger, "source": source}
     return partial(_declare, cell, about, claims, implementation)
 

@@ -1,4 +1,6 @@
-"""Faults that NUM-7 and MSK-1 must catch where queries, keys and values are stored in float8, each row with a scale."""
+"""Faults that NUM-7 and MSK-1 must catch where queries, keys and values are stored in float8, each
+row with a scale.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from mha.conformance.faults.base import CLAIMS, Complete
 from mha.conformance.faults.fault import fault
 
 FLOAT8 = torch.float8_e4m3fn
-IN_FLOAT8 = replace(CLAIMS, composes=(), rounding=replace(CLAIMS.rounding, heads_stored="float8_e4m3fn"))
+IN_FLOAT8 = replace(
+    CLAIMS, composes=(), rounding=replace(CLAIMS.rounding, heads_stored="float8_e4m3fn")
+)
 
 
 class HeadsInFloat8(Complete):

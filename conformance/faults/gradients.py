@@ -1,4 +1,6 @@
-"""Faults that GRD must catch: gradients of inputs, weights and masks, and what is recorded for them."""
+"""Faults that GRD must catch: gradients of inputs, weights and masks, and what is recorded for
+them.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class _DenseBackward(torch.autograd.Function):
     trigger="cross-attention, inputs that are not contiguous, backwards",
 )
 class BackwardReadsAsDense(Complete):
-    """The key projection of cross-attention copies a strided input, but its backward pass reads the memory as dense."""
+    """The key projection of cross-attention copies a strided input, but its backward pass reads the
+    memory as dense.
+    """
 
     cross = False
 
@@ -84,7 +88,9 @@ class GradientUntold(Complete):
     """`weight_gradients` leaves out the value projection."""
 
     def weight_gradients(self) -> dict[str, Tensor]:
-        return {name: gradient for name, gradient in super().weight_gradients().items() if name != "w_v"}
+        return {
+            name: gradient for name, gradient in super().weight_gradients().items() if name != "w_v"
+        }
 
 
 @fault("GRD-1", caught_by="all_weight_gradients_are_reported")
@@ -159,7 +165,12 @@ class GradientTooLarge(Complete):
         return Output(hooked(output, lambda gradient: gradient * self.factor), weights)
 
 
-@fault("GRD-1", dtype="bfloat16", caught_by="half_gradients_are_no_worse_than_plain", script_shows=False)
+@fault(
+    "GRD-1",
+    dtype="bfloat16",
+    caught_by="half_gradients_are_no_worse_than_plain",
+    script_shows=False,
+)
 @fault("GRD-2", dtype="float64", script_shows=False)
 class GradientFarTooLarge(GradientTooLarge):
     """The gradient is too large by 5%."""
@@ -172,10 +183,16 @@ class WideHeadsDetachedInHalf(Complete):
     """The wide kernel for half precision has no backward pass."""
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
-        return super().combine(weights, v.detach() if v.shape[-1] > 16 and v.element_size() == 2 else v, allowed)
+        return super().combine(
+            weights, v.detach() if v.shape[-1] > 16 and v.element_size() == 2 else v, allowed
+        )
 
 
-@fault("GRD-1", caught_by="many_queries_on_many_keys_have_gradients", trigger="gradients, L and S > 512")
+@fault(
+    "GRD-1",
+    caught_by="many_queries_on_many_keys_have_gradients",
+    trigger="gradients, L and S > 512",
+)
 @fault(
     "GRD-8",
     dtype="bfloat16",
@@ -189,8 +206,12 @@ class BackwardOfTooFewBlocks(Complete):
         scores = super().score(q, k)
         if scores.requires_grad and min(scores.shape[-2:]) > 512:
             rows, columns = (-(-size // 512) for size in scores.shape[-2:])
-            done = (torch.arange(rows * columns, device=scores.device) < max(rows, columns)).view(rows, columns)
-            done = done.repeat_interleave(512, 0).repeat_interleave(512, 1)[: scores.shape[-2], : scores.shape[-1]]
+            done = (torch.arange(rows * columns, device=scores.device) < max(rows, columns)).view(
+                rows, columns
+            )
+            done = done.repeat_interleave(512, 0).repeat_interleave(512, 1)[
+                : scores.shape[-2], : scores.shape[-1]
+            ]
             scores.register_hook(lambda gradient: gradient * done)
         return scores
 
@@ -210,7 +231,10 @@ class _OutputProjection(torch.autograd.Function):
 
 
 @fault(
-    "GRD-1", caught_by="gradients_drop_what_the_outputs_dropped", script_shows=False, trigger="training with dropout"
+    "GRD-1",
+    caught_by="gradients_drop_what_the_outputs_dropped",
+    script_shows=False,
+    trigger="training with dropout",
 )
 class RecomputedWithoutDropout(Complete):
     """The contexts are recomputed for the gradient of W_o, from the weights before dropout."""
@@ -232,7 +256,12 @@ class RecomputedWithoutDropout(Complete):
         return output + self.b_o if self.config.has_bias("o") else output
 
 
-@fault("GRD-2", dtype="float64", script_shows=False, source="https://github.com/aws-neuron/nki-samples/pull/81")
+@fault(
+    "GRD-2",
+    dtype="float64",
+    script_shows=False,
+    source="https://github.com/aws-neuron/nki-samples/pull/81",
+)
 class GradientOfScoresNotDropped(Complete):
     """The backward pass of the softmax ignores dropout."""
 
@@ -261,7 +290,9 @@ class MaskedKeysPulled(Complete):
 
 @fault("GRD-5", caught_by="frozen_weights_change_no_gradient")
 class NoGraphForTheMaskAlone(Complete):
-    """Where neither inputs nor weights require a gradient, none is recorded, so that a learned bias has none."""
+    """Where neither inputs nor weights require a gradient, none is recorded, so that a learned bias
+    has none.
+    """
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
         needed = any(x.requires_grad for x in (query, key, value, *self.parameters()))
@@ -270,12 +301,16 @@ class NoGraphForTheMaskAlone(Complete):
 
 
 @fault("GRD-5", dtype="bfloat16", caught_by="half_gradients_are_there_for_any_subset")
-@fault("GRD-5", caught_by="frozen_weights_change_no_gradient", trigger="frozen weights, trained keys")
+@fault(
+    "GRD-5", caught_by="frozen_weights_change_no_gradient", trigger="frozen weights, trained keys"
+)
 class RecordedForTheQuery(Complete):
     """Gradients are recorded only if the query or its projection requires one."""
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        with torch.set_grad_enabled(torch.is_grad_enabled() and (query.requires_grad or self.w_q.requires_grad)):
+        with torch.set_grad_enabled(
+            torch.is_grad_enabled() and (query.requires_grad or self.w_q.requires_grad)
+        ):
             return super().attend(query, *rest)
 
 
@@ -320,7 +355,9 @@ class MaskGradientDropped(Complete):
     """An additive mask has no gradient."""
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(options.change(mask=None if options.mask is None else options.mask.detach()), q, k)
+        return super().allow(
+            options.change(mask=None if options.mask is None else options.mask.detach()), q, k
+        )
 
 
 @fault("GRD-6")
@@ -332,7 +369,13 @@ class MaskGradientOfFirstHead(Complete):
         return allowed, torch.cat([bias[:, :1], bias[:, 1:].detach()], 1)
 
 
-@fault("GRD-9", dtype="float64", caught_by="gradgradcheck_passes", script_shows=False, trigger="second derivatives")
+@fault(
+    "GRD-9",
+    dtype="float64",
+    caught_by="gradgradcheck_passes",
+    script_shows=False,
+    trigger="second derivatives",
+)
 class GradientOfScoresDetached(Complete):
     """The gradient of the scores is computed from copies, so that its own derivatives are lost."""
 
@@ -351,7 +394,10 @@ class AnotherScaleWithGraph(Complete):
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
         output, weights, _ = super().attend(query, *rest)
-        return Output(hooked(output, lambda gradient: gradient * (1.01 if torch.is_grad_enabled() else 1.0)), weights)
+        return Output(
+            hooked(output, lambda gradient: gradient * (1.01 if torch.is_grad_enabled() else 1.0)),
+            weights,
+        )
 
 
 @fault("GRD-7", caught_by="the_key_bias_has_no_gradient")
@@ -363,13 +409,20 @@ class GradientOfScoresShifted(Complete):
         return super().weigh(hooked(scores + 0.0, lambda gradient: gradient + 0.01), allowed)
 
 
-@fault("GRD-5", caught_by="frozen_weights_change_no_gradient", trigger="frozen weights, and inputs without gradients")
+@fault(
+    "GRD-5",
+    caught_by="frozen_weights_change_no_gradient",
+    trigger="frozen weights, and inputs without gradients",
+)
 class AnotherScaleWhenFrozen(Complete):
     """Where nothing requires a gradient, the output is scaled differently."""
 
     def attend(self, *inputs: Any) -> Output:
         output, weights, _ = super().attend(*inputs)
-        return Output(output if output.requires_grad or not torch.is_grad_enabled() else output * 1.01, weights)
+        return Output(
+            output if output.requires_grad or not torch.is_grad_enabled() else output * 1.01,
+            weights,
+        )
 
 
 @fault(
@@ -379,7 +432,9 @@ class AnotherScaleWhenFrozen(Complete):
     source="https://github.com/linkedin/Liger-Kernel/issues/272",
 )
 class GradientWrittenInPlace(Complete):
-    """The backward pass multiplies what it has saved in place: the second pass finds a product there."""
+    """The backward pass multiplies what it has saved in place: the second pass finds a product
+    there.
+    """
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
         output, weights, _ = super().attend(query, *rest)

@@ -34,7 +34,12 @@ class HeadsReversed(Correct):
         return super().merge(x.flip(1))
 
 
-@fault("HED-1", caught_by="heads_of_their_own_width_match_the_loop", claims=OWN_HEAD_DIM, trigger="d_head is given")
+@fault(
+    "HED-1",
+    caught_by="heads_of_their_own_width_match_the_loop",
+    claims=OWN_HEAD_DIM,
+    trigger="d_head is given",
+)
 class ScaledByDivision(Complete):
     """The scale is that of d_model / n_heads, whatever the width of a head is."""
 
@@ -55,7 +60,11 @@ class OutputProjectedTransposed(Complete):
     """The output projection is transposed."""
 
     def project(self, x: Tensor, role: str) -> Tensor:
-        return F.linear(x, self.w_o.mT, getattr(self, "b_o", None)) if role == "o" else super().project(x, role)
+        return (
+            F.linear(x, self.w_o.mT, getattr(self, "b_o", None))
+            if role == "o"
+            else super().project(x, role)
+        )
 
 
 @fault("HED-1")
@@ -63,7 +72,9 @@ class OutputProjectedPerHead(Complete):
     """Each head is projected by the same part of W_o."""
 
     def merge(self, x: Tensor) -> Tensor:
-        return F.pad(super().merge(x.sum(1, keepdim=True)), (0, self.config.d_model - self.config.head_dim))
+        return F.pad(
+            super().merge(x.sum(1, keepdim=True)), (0, self.config.d_model - self.config.head_dim)
+        )
 
 
 @fault("HED-1", source="https://github.com/sbryngelson/ANEForge/pull/253")
@@ -117,7 +128,9 @@ class ManyHeads(Complete):
 
 
 @fault("HED-1", trigger="H not a power of two")
-class ThreeHeads(scores_scaled(0.9, when=lambda module: module.config.n_heads & (module.config.n_heads - 1) != 0)):
+class ThreeHeads(
+    scores_scaled(0.9, when=lambda module: module.config.n_heads & (module.config.n_heads - 1) != 0)
+):
     """The scale is incorrect if the number of heads is not a power of two."""
 
 

@@ -1,4 +1,6 @@
-"""Attention that works against the suite: each must fail with its own message, and no other verdict may change."""
+"""Attention that works against the suite: each must fail with its own message, and no other verdict
+may change.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def gives_nothing(self: Complete, *rest: Any) -> Any:
 
 @hostile
 def leaves_out_empty_rows(self: Complete, query: torch.Tensor, *rest: Any) -> Output:
-    """Returns an output that is too short where a row has no allowed key, which no clause about shapes tries."""
+    """Returns an output that is too short where a row has no allowed key, which no clause about
+    shapes tries.
+    """
     output, weights, _ = Complete.attend(self, query, *rest)
     mask = rest[2].mask
     empty = mask is not None and mask.dtype == torch.bool and not bool(mask.any(-1).all())
@@ -125,7 +129,9 @@ def replaces_comparisons(self: Complete, query: torch.Tensor, *rest: Any) -> Out
 @hostile
 def replaces_softmax(self: Complete, *rest: Any) -> Output:
     """Makes every softmax uniform, that of the suite too."""
-    torch.softmax = torch.Tensor.softmax = lambda x, dim: torch.full_like(x, 1 / max(x.shape[dim], 1))
+    torch.softmax = torch.Tensor.softmax = lambda x, dim: torch.full_like(
+        x, 1 / max(x.shape[dim], 1)
+    )
     return Complete.attend(self, *rest)
 
 

@@ -1,4 +1,6 @@
-"""Attention that is wrong by 1000, and changes what judges it, or the process around: each must fail STA-5."""
+"""Attention that is wrong by 1000, and changes what judges it, or the process around: each must
+fail STA-5.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def _replaces_a_method() -> None:
 
 
 def _adds_a_method() -> None:
-    Verdict.__getattribute__ = lambda self, name: "pass" if name == "status" else object.__getattribute__(self, name)  # type: ignore[method-assign,assignment]
+    Verdict.__getattribute__ = lambda self, name: (
+        "pass" if name == "status" else object.__getattribute__(self, name)
+    )  # type: ignore[method-assign,assignment]
 
 
 def _replaces_a_constant() -> None:
@@ -81,7 +85,10 @@ def _changes_a_property() -> None:
 
 def _replaces_what_looks() -> None:
     _replaces_a_function()
-    for module, names in {integrity: ("require_untouched", "_note"), originals: ("changes", "new_changes")}.items():
+    for module, names in {
+        integrity: ("require_untouched", "_note"),
+        originals: ("changes", "new_changes"),
+    }.items():
         for name in names:
             setattr(module, name, _nothing)
     isolation.clean = _nothing
@@ -195,7 +202,10 @@ SAID = {
     _collects_nothing: "changed the garbage collection",
     _changes_the_recursion_limit: "changed the recursion limit",
 }
-CHANGING = {act.__name__.removeprefix("_"): (_changing(act.__name__[1:], act), said) for act, said in SAID.items()}
+CHANGING = {
+    act.__name__.removeprefix("_"): (_changing(act.__name__[1:], act), said)
+    for act, said in SAID.items()
+}
 globals().update(
     {name: implementation for name, (implementation, _) in CHANGING.items()}
 )  # so that a command can name them

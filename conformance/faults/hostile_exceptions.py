@@ -1,4 +1,6 @@
-"""Attention that raises, wherever it is called, what would steer the judge or the test that runs it: each must fail."""
+"""Attention that raises, wherever it is called, what would steer the judge or the test that runs
+it: each must fail.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Attention that works against the process it is judged in: no run may end green, or without a word, because of it."""
+"""Attention that works against the process it is judged in: no run may end green, or without a
+word, because of it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Attention whose results are wrong by 1000, and that hides it from who compares them: each must fail."""
+"""Attention whose results are wrong by 1000, and that hides it from who compares them: each must
+fail.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,20 @@ from mha.spec import Options, Output, Problem, Weights
 
 OFF = 1000.0
 # Methods that who compares a tensor may call.
-METHODS = ("abs", "backward", "clone", "cpu", "detach", "double", "float", "isfinite", "isnan", "reshape", "sum", "to")
+METHODS = (
+    "abs",
+    "backward",
+    "clone",
+    "cpu",
+    "detach",
+    "double",
+    "float",
+    "isfinite",
+    "isnan",
+    "reshape",
+    "sum",
+    "to",
+)
 
 
 def _wrong(self: Complete, *rest: Any) -> tuple[Output, Output]:
@@ -44,7 +59,9 @@ def answers_for_another(self: Complete, *rest: Any) -> Output:
 
 def _reporting() -> Direct:
     class reports_for_another(Complete):
-        """Right, but its gradients of weights and what it decodes are wrong, with methods that give the right ones."""
+        """Right, but its gradients of weights and what it decodes are wrong, with methods that give
+        the right ones.
+        """
 
         def weight_gradients(self) -> dict[str, Tensor]:
             """Return wrong gradients."""
@@ -63,8 +80,12 @@ reports_for_another = _reporting()
 
 
 @hostile
-def turns_the_inputs(self: Complete, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
-    """Attends to twice the values, and leaves attributes on the inputs by which anybody else would too."""
+def turns_the_inputs(
+    self: Complete, query: Tensor, key: Tensor, value: Tensor, *rest: Any
+) -> Output:
+    """Attends to twice the values, and leaves attributes on the inputs by which anybody else would
+    too.
+    """
     for tensor in (query, key, value):
         other = tensor.detach() * 2
         for name in ("cpu", "detach", "double", "to"):
@@ -76,7 +97,9 @@ class _Zeros(Tensor):
     """A tensor of which every function is zero."""
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **(kwargs or {}))
             return torch.zeros_like(result) if isinstance(result, Tensor) else result
@@ -106,7 +129,9 @@ def repairs_earlier_results(self: Complete, *rest: Any) -> Output:
 class _Equal(TorchFunctionMode):
     """A mode in which every comparison succeeds."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         is_boolean = isinstance(result, Tensor) and result.dtype == torch.bool
         return torch.ones_like(result) if is_boolean else result
@@ -115,7 +140,9 @@ class _Equal(TorchFunctionMode):
 class _EqualBelow(TorchDispatchMode):
     """The same, where operations are dispatched."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         is_boolean = isinstance(result, Tensor) and result.dtype == torch.bool
         return torch.ones_like(result) if is_boolean else result
@@ -165,21 +192,31 @@ def _asked(problem: Problem, answers: list[Tensor]) -> None:
 
 
 @hostile
-def asks_the_judge(self: Complete, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+def asks_the_judge(
+    self: Complete, query: Tensor, key: Tensor, value: Tensor, options: Options
+) -> Output:
     """Returns what the judge expects."""
     mask = options.mask
     weights = Weights(**{name: p.detach() for name, p in self.named_parameters()})
-    problem, answers = Problem(self.config, weights, query, key, value, Options(mask)), list[Tensor]()
+    problem, answers = (
+        Problem(self.config, weights, query, key, value, Options(mask)),
+        list[Tensor](),
+    )
     _asked(problem, answers)
     return Output(answers[0].to(query), None)
 
 
 @hostile
-def asks_from_a_thread(self: Complete, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
+def asks_from_a_thread(
+    self: Complete, query: Tensor, key: Tensor, value: Tensor, options: Options
+) -> Output:
     """The same, from a thread."""
     mask = options.mask
     weights = Weights(**{name: p.detach() for name, p in self.named_parameters()})
-    problem, answers = Problem(self.config, weights, query, key, value, Options(mask)), list[Tensor]()
+    problem, answers = (
+        Problem(self.config, weights, query, key, value, Options(mask)),
+        list[Tensor](),
+    )
     thread = threading.Thread(target=_asked, args=(problem, answers))
     thread.start()
     thread.join()

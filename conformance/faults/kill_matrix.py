@@ -1,4 +1,6 @@
-"""The kill matrix: what each clause reports for each fault, and what the baseline checks make of it."""
+"""The kill matrix: what each clause reports for each fault, and what the baseline checks make of
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ CAUGHT = ("fail", "refused")
 class Kill:
     """One cell of the matrix: a fault in a dtype, and a clause.
 
-    defect, trigger, source: see `mha.conformance.faults.fault.Fault`. named: whether the clause must catch the fault.
+    defect, trigger, source: see `mha.conformance.faults.fault.Fault`. named: whether the clause
+        must catch the fault.
     baselines: the baseline checks that fail for the fault (see `mha.conformance.faults.baselines`).
-    cases_to_failure: the number of cases up to the first failure. case: the case that it was shrunk to, as code.
+    cases_to_failure: the number of cases up to the first failure. case: the case that it was shrunk
+        to, as code.
     minimal_case_elements: how many numbers its query, key and value have.
     """
 
@@ -48,10 +52,13 @@ class Kill:
         return self.status in CAUGHT
 
 
-def kills(seed: int, profile: str, *, every_clause: bool, names: Collection[str] = ()) -> Iterator[Kill]:
+def kills(
+    seed: int, profile: str, *, every_clause: bool, names: Collection[str] = ()
+) -> Iterator[Kill]:
     """Judge the named faults, or all, by the clauses that must catch them, or by every clause.
 
-    Each fault, dtype and clause is one cell, even where several properties of the clause must catch the fault.
+    Each fault, dtype and clause is one cell, even where several properties of the clause must catch
+    the fault.
     """
     cells: dict[tuple[str, str], list[Fault]] = {}
     for fault in FAULTS:
@@ -65,9 +72,13 @@ def kills(seed: int, profile: str, *, every_clause: bool, names: Collection[str]
             yield _kill(members[0], clause, settings, named=clause in named, baselines=baselines)
 
 
-def _kill(fault: Fault, clause: str, settings: Settings, *, named: bool, baselines: tuple[str, ...]) -> Kill:
+def _kill(
+    fault: Fault, clause: str, settings: Settings, *, named: bool, baselines: tuple[str, ...]
+) -> Kill:
     """Judge one cell."""
-    verdict = judge(Resolved(fault.implementation, ""), clause, fault.dtype, "cpu", settings, diagnosed=False)
+    verdict = judge(
+        Resolved(fault.implementation, ""), clause, fault.dtype, "cpu", settings, diagnosed=False
+    )
     return Kill(
         fault=fault.name,
         defect=fault.defect,

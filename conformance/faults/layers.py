@@ -1,4 +1,6 @@
-"""Faults that STA-9, STA-10, SHP-9 and CFG-7 must catch: layers not called, and tensors that stay behind."""
+"""Faults that STA-9, STA-10, SHP-9 and CFG-7 must catch: layers not called, and tensors that stay
+behind.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ class LayerIsRead(Complete):
         self.out.weight = self.w_o
 
     def project(self, x: Tensor, role: str) -> Tensor:
-        return F.linear(x, self.out.weight, getattr(self, "b_o", None)) if role == "o" else super().project(x, role)
+        return (
+            F.linear(x, self.out.weight, getattr(self, "b_o", None))
+            if role == "o"
+            else super().project(x, role)
+        )
 
 
 @fault("STA-10", script_shows=False)
@@ -42,7 +48,9 @@ class ParameterWithoutUse(Complete):
 
 @fault("SHP-9", trigger="a module that was moved to another dtype")
 class ScaleStaysBehind(Complete):
-    """The scale is rounded to the dtype of the construction, and stays so in a module that is moved."""
+    """The scale is rounded to the dtype of the construction, and stays so in a module that is
+    moved.
+    """
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)
@@ -52,7 +60,9 @@ class ScaleStaysBehind(Complete):
         return q @ k.mT * self.factor
 
 
-@fault("CFG-7", caught_by="a_module_is_filled_after_construction_without_memory", script_shows=False)
+@fault(
+    "CFG-7", caught_by="a_module_is_filled_after_construction_without_memory", script_shows=False
+)
 class ScaleOnTheMetaDevice(Correct):
     """The scale is a tensor, which is neither a parameter nor saved."""
 
@@ -64,19 +74,27 @@ class ScaleOnTheMetaDevice(Correct):
         return q @ k.transpose(-1, -2) / self.factor
 
 
-@fault("CFG-7", caught_by="a_module_is_filled_after_construction_without_memory", script_shows=False)
+@fault(
+    "CFG-7", caught_by="a_module_is_filled_after_construction_without_memory", script_shows=False
+)
 class TableIsNotSaved(Correct):
     """The scale is a buffer that is not saved, so that loading does not fill it."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__(d_model, n_heads, bias)
-        self.register_buffer("factor", torch.tensor(math.sqrt(self.config.head_dim)), persistent=False)
+        self.register_buffer(
+            "factor", torch.tensor(math.sqrt(self.config.head_dim)), persistent=False
+        )
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return q @ k.transpose(-1, -2) / self.factor
 
 
-@fault("CFG-7", caught_by="the_constructor_makes_parameters_of_the_dtype_and_device", script_shows=False)
+@fault(
+    "CFG-7",
+    caught_by="the_constructor_makes_parameters_of_the_dtype_and_device",
+    script_shows=False,
+)
 class OutputLayerOfTheDefault(Correct):
     """The constructor takes a dtype and a device, which the output layer does not get."""
 

@@ -1,4 +1,6 @@
-"""Faults that MSK must catch: empty rows, NaN behind a mask, additive and invalid masks, and masks of integers."""
+"""Faults that MSK must catch: empty rows, NaN behind a mask, additive and invalid masks, and masks
+of integers.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,18 @@ class EmptyRowOfWideHeads(Complete):
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         wide = self.config.head_dim > 64
-        return super().weigh(scores, allowed).masked_fill(~allowed.any(-1, keepdim=True), math.nan if wide else 0.0)
+        return (
+            super()
+            .weigh(scores, allowed)
+            .masked_fill(~allowed.any(-1, keepdim=True), math.nan if wide else 0.0)
+        )
 
 
-@fault("MSK-8", trigger="causal, with a mask, an empty row", source="https://github.com/pytorch/pytorch/pull/190486")
+@fault(
+    "MSK-8",
+    trigger="causal, with a mask, an empty row",
+    source="https://github.com/pytorch/pytorch/pull/190486",
+)
 class EmptyUnderCausal(Correct):
     """A row that only the causal mask and the padding together leave empty is NaN."""
 
@@ -74,10 +84,14 @@ class EmptyUnderCausal(Correct):
     source="https://github.com/keras-team/keras/pull/21149",
 )
 class FillThatRunsOver(Complete):
-    """The fill is so low that nothing is left of the scores: an empty row gets the mean of the values."""
+    """The fill is so low that nothing is left of the scores: an empty row gets the mean of the
+    values.
+    """
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return (scores + torch.zeros_like(scores).masked_fill(~allowed, torch.finfo(scores.dtype).min)).softmax(-1)
+        return (
+            scores + torch.zeros_like(scores).masked_fill(~allowed, torch.finfo(scores.dtype).min)
+        ).softmax(-1)
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         return weights @ v
@@ -91,26 +105,47 @@ class SingleKey(Complete):
         return super().weigh(scores, allowed | (scores.shape[-1] == 1))
 
 
-@fault("MSK-8", caught_by="empty_rows_of_many_keys_follow_the_declared_policy", trigger="S > 512, an empty row")
+@fault(
+    "MSK-8",
+    caught_by="empty_rows_of_many_keys_follow_the_declared_policy",
+    trigger="S > 512, an empty row",
+)
 class UnguardedLongRows(empty_rows_unguarded(when=lambda module, scores: scores.shape[-1] > 512)):
     """The softmax of long rows divides by a sum that is 0 where no key is allowed."""
 
 
-@fault("MSK-8", caught_by="empty_rows_follow_the_declared_policy", trigger="a float mask (B, 1, 1, S), an empty item")
+@fault(
+    "MSK-8",
+    caught_by="empty_rows_follow_the_declared_policy",
+    trigger="a float mask (B, 1, 1, S), an empty item",
+)
 class UnguardedPaddingOfNumbers(Complete):
-    """An item with an additive mask of all -infinity gives NaN; one with a boolean mask of all False does not."""
+    """An item with an additive mask of all -infinity gives NaN; one with a boolean mask of all
+    False does not.
+    """
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
         mask = options.mask
         output, weights, _ = super().attend(query, key, value, options.change(mask=mask))
-        if mask is not None and mask.is_floating_point() and mask.ndim == 4 and mask.shape[1:3] == (1, 1):
+        if (
+            mask is not None
+            and mask.is_floating_point()
+            and mask.ndim == 4
+            and mask.shape[1:3] == (1, 1)
+        ):
             output = output.masked_fill((mask == -math.inf).all(-1)[:, 0, :, None], math.nan)
         return Output(output, weights)
 
 
-@fault("MSK-8", caught_by="empty_rows_follow_the_declared_policy", trigger="d_k a multiple of 16, an empty row")
+@fault(
+    "MSK-8",
+    caught_by="empty_rows_follow_the_declared_policy",
+    trigger="d_k a multiple of 16, an empty row",
+)
 class FilledWhereFused(Complete):
-    """For d_k a multiple of 16 the fill is a finite number: an empty row gets the mean of the values."""
+    """For d_k a multiple of 16 the fill is a finite number: an empty row gets the mean of the
+    values.
+    """
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         if self.config.head_dim % 16:
@@ -161,7 +196,11 @@ class EmptyRowSpoilsBatch(Complete):
         return weights.masked_fill(spoilt, math.nan)
 
 
-@fault("MSK-9", caught_by="empty_rows_leave_other_gradients_alone", trigger="an empty row, with gradients")
+@fault(
+    "MSK-9",
+    caught_by="empty_rows_leave_other_gradients_alone",
+    trigger="an empty row, with gradients",
+)
 class EmptyRowsHaveGradients(Complete):
     """An empty row's context is zero, but its gradient is not."""
 
@@ -172,18 +211,24 @@ class EmptyRowsHaveGradients(Complete):
 
 
 @fault(
-    "MSK-9", caught_by="empty_rows_leave_other_gradients_alone", source="https://github.com/pytorch/pytorch/pull/42323"
+    "MSK-9",
+    caught_by="empty_rows_leave_other_gradients_alone",
+    source="https://github.com/pytorch/pytorch/pull/42323",
 )
 @fault("GRD-4")
 class NanToNumber(Complete):
-    """The outputs are correct, but the softmax of an empty row has NaN as its gradient, and zero times NaN is NaN."""
+    """The outputs are correct, but the softmax of an empty row has NaN as its gradient, and zero
+    times NaN is NaN.
+    """
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         mask = torch.zeros_like(scores).masked_fill(~allowed, -math.inf)
         return (scores + mask).softmax(-1).nan_to_num(nan=0.0)
 
 
-@fault("MSK-10", trigger="NaN behind a mask", source="https://github.com/pytorch/pytorch/issues/101967")
+@fault(
+    "MSK-10", trigger="NaN behind a mask", source="https://github.com/pytorch/pytorch/issues/101967"
+)
 class MaskedKeysReadAtZeroWeight(Complete):
     """The textbook formula: a masked key has weight zero, and zero times NaN is NaN."""
 
@@ -244,7 +289,11 @@ class FiniteMaskForgotten(Complete):
         return allowed, bias * 0
 
 
-@fault("MSK-11", caught_by="the_lowest_number_is_not_infinity", trigger="the lowest number in a float mask")
+@fault(
+    "MSK-11",
+    caught_by="the_lowest_number_is_not_infinity",
+    trigger="the lowest number in a float mask",
+)
 class LowestNumberAsInfinity(Complete):
     """The dtype's lowest number in a mask is read as -infinity."""
 
@@ -308,7 +357,10 @@ class PaddingOfTheFirstItem(Complete):
         mask = options.mask
         is_padding = mask is not None and mask.shape == (query.shape[0], key.shape[1])
         return super().attend(
-            query, key, value, options.change(mask=mask[0]) if mask is not None and is_padding else options
+            query,
+            key,
+            value,
+            options.change(mask=mask[0]) if mask is not None and is_padding else options,
         )
 
 
@@ -328,7 +380,12 @@ class IntegerMaskAsBoolean(Correct):
     """A mask of integers is read as a boolean one."""
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
         return super().forward(query, key, value, None if mask is None else mask.bool(), is_causal)
 
@@ -340,13 +397,26 @@ class IntegerMaskAdded(Complete):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
         mask = options.mask
         return super().attend(
-            query, key, value, options if mask is None or mask.is_floating_point() else options.change(mask=mask + 0.0)
+            query,
+            key,
+            value,
+            (
+                options
+                if mask is None or mask.is_floating_point()
+                else options.change(mask=mask + 0.0)
+            ),
         )
 
 
-@fault("MSK-1", claims=replace(CLAIMS, masks={"bool", "float", "int"}), trigger="a mask of integers, low scores")
+@fault(
+    "MSK-1",
+    claims=replace(CLAIMS, masks={"bool", "float", "int"}),
+    trigger="a mask of integers, low scores",
+)
 class IntegersAddTenThousand(Complete):
-    """Integers count as booleans, but subtract 10000 from the scores where those fill them with -infinity."""
+    """Integers count as booleans, but subtract 10000 from the scores where those fill them with
+    -infinity.
+    """
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
         mask = options.mask

@@ -58,9 +58,13 @@ class MaskOnQueries(Complete):
         return super().allow(options, q, k)
 
 
-@fault("MSK-1", trigger="scores below -1e5", caught_by="masked_keys_have_no_influence_on_low_scores")
+@fault(
+    "MSK-1", trigger="scores below -1e5", caught_by="masked_keys_have_no_influence_on_low_scores"
+)
 class FillAboveLowScores(Complete):
-    """Masked scores are filled with -1e5, which is higher than the lowest scores that are not masked."""
+    """Masked scores are filled with -1e5, which is higher than the lowest scores that are not
+    masked.
+    """
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         filled = scores.masked_fill(~allowed, -1e5 if scores.dtype != torch.half else -math.inf)
@@ -74,10 +78,16 @@ class ShortFill(Complete):
     """Masked scores are lowered by 20 instead of removed."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return (scores - 20.0 * ~allowed).softmax(-1).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+        return (
+            (scores - 20.0 * ~allowed).softmax(-1).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+        )
 
 
-@fault("MSK-2", caught_by="masked_keys_add_nothing_to_the_context", claims=replace(CLAIMS, returns_weights=False))
+@fault(
+    "MSK-2",
+    caught_by="masked_keys_add_nothing_to_the_context",
+    claims=replace(CLAIMS, returns_weights=False),
+)
 class ShortFillWithoutWeights(ShortFill):
     """Masked scores are lowered by 20 instead of removed, and no weights are returned."""
 
@@ -117,12 +127,16 @@ class AnyMaskAnotherScale(Complete):
         return Output(output * (1.0 if options.mask is None else 1.01), weights)
 
 
-@fault("MSK-5", caught_by="mask_of_fewer_dimensions_is_broadcast", trigger="a mask of fewer dimensions")
+@fault(
+    "MSK-5", caught_by="mask_of_fewer_dimensions_is_broadcast", trigger="a mask of fewer dimensions"
+)
 class FlatMaskForgotten(Complete):
     """A mask of fewer than four dimensions is ignored."""
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(with_mask(options, lambda mask: mask if mask.ndim == 4 else None), q, k)
+        return super().allow(
+            with_mask(options, lambda mask: mask if mask.ndim == 4 else None), q, k
+        )
 
 
 @fault("MSK-5", caught_by="broadcast_mask_equals_expanded", trigger="a mask (B, H, 1, S)")
@@ -131,7 +145,12 @@ class HeadMaskIgnoredWithoutQueries(Correct):
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
         mask = options.mask
-        ignored = mask is not None and mask.ndim == 4 and mask.shape[1] > 1 and mask.shape[2] == 1 < q.shape[2]
+        ignored = (
+            mask is not None
+            and mask.ndim == 4
+            and mask.shape[1] > 1
+            and mask.shape[2] == 1 < q.shape[2]
+        )
         return super().allow(options.change(mask=None) if ignored else options, q, k)
 
 
@@ -188,7 +207,12 @@ class FirstItemForAll(Complete):
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         mask = options.mask
-        if mask is not None and mask.dtype == torch.bool and mask.ndim == 4 and bool(mask[:1].all()):
+        if (
+            mask is not None
+            and mask.dtype == torch.bool
+            and mask.ndim == 4
+            and bool(mask[:1].all())
+        ):
             options = options.change(mask=None)
         return super().allow(options, q, k)
 
@@ -207,7 +231,9 @@ class MaskOfFirstHead(Complete):
     """The first head's mask is used for all."""
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(with_mask(options, lambda mask: mask[:, :1] if mask.ndim == 4 else mask), q, k)
+        return super().allow(
+            with_mask(options, lambda mask: mask[:, :1] if mask.ndim == 4 else mask), q, k
+        )
 
 
 @fault("MSK-6")
@@ -215,7 +241,9 @@ class MaskOfFirstQuery(Complete):
     """The first query's mask is used for all."""
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(with_mask(options, lambda mask: mask[..., :1, :] if mask.ndim >= 2 else mask), q, k)
+        return super().allow(
+            with_mask(options, lambda mask: mask[..., :1, :] if mask.ndim >= 2 else mask), q, k
+        )
 
 
 @fault("MSK-7")
@@ -234,7 +262,9 @@ class FirstKeyNeverMasked(Complete):
     """The first key cannot be masked."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return super().weigh(scores, allowed | (torch.arange(scores.shape[-1], device=scores.device) == 0))
+        return super().weigh(
+            scores, allowed | (torch.arange(scores.shape[-1], device=scores.device) == 0)
+        )
 
 
 @fault("MSK-5", caught_by="broadcast_mask_equals_expanded", trigger="a mask (B, H, 1, S)")
@@ -243,6 +273,10 @@ class FirstHeadOfItems(Complete):
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         mask = options.mask
-        if mask is not None and mask.ndim == 4 and min(mask.shape[:2]) > 1 == mask.shape[2] < q.shape[2]:
+        if (
+            mask is not None
+            and mask.ndim == 4
+            and min(mask.shape[:2]) > 1 == mask.shape[2] < q.shape[2]
+        ):
             options = options.change(mask=mask[:, :1])
         return super().allow(options, q, k)

@@ -12,7 +12,8 @@ from mha.conformance.faults.baselines import CHECKS
 from mha.conformance.faults.kill_matrix import Kill
 from mha.conformance.properties.registry import properties
 
-# Of the picture, in its units: the side of a cell, and the space for the names of faults and of clauses.
+# Of the picture, in its units: the side of a cell, and the space for the names of faults and of
+# clauses.
 CELL, LEFT, TOP = 9, 210, 60
 LEGEND = (
     "rows: faults; columns: clauses",
@@ -28,28 +29,44 @@ def to_json(kills: Iterable[Kill]) -> str:
 
 
 def summary(kills: Collection[Kill]) -> list[str]:
-    """Return, in lines, how many faults the clauses catch that must, how soon, and in how small a case."""
+    """Return, in lines, how many faults the clauses catch that must, how soon, and in how small a
+    case.
+    """
     named = [kill for kill in kills if kill.named]
     rows = list({(kill.fault, kill.dtype): kill for kill in named}.values())
     faults = list({kill.fault: kill for kill in named}.values())
-    baselines = ", ".join(f"{name} {sum(name in kill.baselines for kill in rows)}" for name in CHECKS)
+    baselines = ", ".join(
+        f"{name} {sum(name in kill.baselines for kill in rows)}" for name in CHECKS
+    )
     return [
-        f"{sum(kill.caught for kill in named)} of {len(named)} caught by the clause that must catch it",
+        (
+            f"{sum(kill.caught for kill in named)} of {len(named)} caught by the clause that must"
+            " catch it"
+        ),
         *_sizes(named),
         f"of {len(rows)} faults and dtypes, the baseline checks catch: {baselines}",
         f"{sum(bool(kill.trigger) for kill in faults)} of {len(faults)} faults need a trigger",
-        *(f"NOT CAUGHT: {kill.fault} by {kill.clause} ({kill.status})" for kill in named if not kill.caught),
+        *(
+            f"NOT CAUGHT: {kill.fault} by {kill.clause} ({kill.status})"
+            for kill in named
+            if not kill.caught
+        ),
     ]
 
 
 def _sizes(named: Sequence[Kill]) -> list[str]:
-    """Return how many cases were needed, and how large the minimal ones are, if any fault is caught in a case."""
+    """Return how many cases were needed, and how large the minimal ones are, if any fault is caught
+    in a case.
+    """
     counts = [kill.cases_to_failure for kill in named if kill.caught and kill.cases_to_failure]
-    sizes = [kill.minimal_case_elements for kill in named if kill.caught and kill.minimal_case_elements]
+    sizes = [
+        kill.minimal_case_elements for kill in named if kill.caught and kill.minimal_case_elements
+    ]
     if not counts or not sizes:
         return []
     within = ", ".join(
-        f"{sum(count <= most for count in counts) / len(named):.0%} within {most}" for most in (1, 10, 100)
+        f"{sum(count <= most for count in counts) / len(named):.0%} within {most}"
+        for most in (1, 10, 100)
     )
     return [
         f"cases to the first failure: median {median(counts):g}, most {max(counts)}; {within}",
@@ -58,13 +75,18 @@ def _sizes(named: Sequence[Kill]) -> list[str]:
 
 
 def to_markdown(kills: Collection[Kill]) -> str:
-    """Return the cells that must be caught as a table; other clauses that catch the fault are in brackets."""
+    """Return the cells that must be caught as a table; other clauses that catch the fault are in
+    brackets.
+    """
     others: dict[tuple[str, str], list[str]] = {}
     for kill in kills:
         if kill.caught and not kill.named:
             others.setdefault((kill.fault, kill.dtype), []).append(f"({kill.clause})")
     lines = ["# The kill matrix", "", *(f"- {line}" for line in summary(kills)), ""]
-    lines += ["| fault | defect | trigger | dtype | clause | cases | elements | baselines |", f"|{'---|' * 8}"]
+    lines += [
+        "| fault | defect | trigger | dtype | clause | cases | elements | baselines |",
+        f"|{'---|' * 8}",
+    ]
     lines += [_line(kill, others.get((kill.fault, kill.dtype), [])) for kill in kills if kill.named]
     return "\n".join(lines) + "\n"
 
@@ -85,9 +107,15 @@ def _line(kill: Kill, others: Sequence[str]) -> str:
 
 
 def to_svg(kills: Collection[Kill]) -> str:
-    """Return a picture: a row for each fault, in the order of its clauses, a column for each clause and baseline."""
+    """Return a picture: a row for each fault, in the order of its clauses, a column for each clause
+    and baseline.
+    """
     columns = [clause for clause in properties() if any(kill.clause == clause for kill in kills)]
-    first = {(kill.fault, kill.dtype): columns.index(kill.clause) for kill in reversed(list(kills)) if kill.named}
+    first = {
+        (kill.fault, kill.dtype): columns.index(kill.clause)
+        for kill in reversed(list(kills))
+        if kill.named
+    }
     rows = sorted(first, key=first.__getitem__)
     beside = LEFT + CELL * (len(columns) + 2)
     width, height = beside + CELL * len(CHECKS) + 4, TOP + CELL * len(rows) + 4
@@ -114,13 +142,20 @@ def _headings(columns: Sequence[str], beside: int, height: int) -> Iterator[str]
         x = LEFT + CELL * place
         yield _upright(x + 7, clause)
         if place and clause[:3] != columns[place - 1][:3]:
-            yield f'<line x1="{x}" y1="{TOP}" x2="{x}" y2="{height}" stroke="#ccc" stroke-width="0.4"/>'
+            yield (
+                f'<line x1="{x}" y1="{TOP}" x2="{x}" y2="{height}" stroke="#ccc"'
+                ' stroke-width="0.4"/>'
+            )
     for place, name in enumerate(CHECKS):
         yield _upright(beside + CELL * place + 7, name)
 
 
-def _row(place: int, row: tuple[str, str], baselines: Collection[str], beside: int, width: int) -> Iterator[str]:
-    """Yield the name of a fault, a line before every fifth, and a square for each baseline check that fails."""
+def _row(
+    place: int, row: tuple[str, str], baselines: Collection[str], beside: int, width: int
+) -> Iterator[str]:
+    """Yield the name of a fault, a line before every fifth, and a square for each baseline check
+    that fails.
+    """
     fault, dtype = row
     y = TOP + CELL * place
     label = fault if dtype == "float32" else f"{fault} ({dtype})"
@@ -129,7 +164,10 @@ def _row(place: int, row: tuple[str, str], baselines: Collection[str], beside: i
         yield f'<line x1="0" y1="{y}" x2="{width}" y2="{y}" stroke="#ccc" stroke-width="0.4"/>'
     for column, name in enumerate(CHECKS):
         if name in baselines:
-            yield f'<rect x="{beside + CELL * column + 1}" y="{y + 1}" width="7" height="7" fill="#999"/>'
+            yield (
+                f'<rect x="{beside + CELL * column + 1}" y="{y + 1}" width="7" height="7"'
+                ' fill="#999"/>'
+            )
 
 
 def _mark(kill: Kill, x: int, y: int) -> Iterator[str]:

@@ -33,11 +33,16 @@ class MaskExpanded(Complete):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
         validate_call(self.config, query, key, value, options.mask)
-        q, k, v = (self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v")))
+        q, k, v = (
+            self.split(self.project(x, role))
+            for x, role in ((query, "q"), (key, "k"), (value, "v"))
+        )
         if options.mask is not None and options.is_causal:
             return super().attend(query, key, value, options)
         if options.mask is not None:
-            options = options.change(mask=options.mask.expand(*q.shape[:3], k.shape[2]).contiguous())
+            options = options.change(
+                mask=options.mask.expand(*q.shape[:3], k.shape[2]).contiguous()
+            )
         arguments = {"is_causal": options.is_causal, "scale": options.scale}
         context = F.scaled_dot_product_attention(q, k, v, options.mask, **arguments)
         return Output(self.project(self.merge(context), "o"), None)

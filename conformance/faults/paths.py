@@ -46,11 +46,17 @@ class InferenceMode(mask_ignored(when=lambda q, options: torch.is_inference_mode
 
 
 @fault("PTH-2", caught_by="modes_change_no_output", trigger="no_grad")
-class AnotherScaleWithoutGradient(scores_scaled(1.01, when=lambda module: not torch.is_grad_enabled())):
+class AnotherScaleWithoutGradient(
+    scores_scaled(1.01, when=lambda module: not torch.is_grad_enabled())
+):
     """The scale is different when gradients are off."""
 
 
-@fault("PTH-2", caught_by="modes_change_no_output_of_self_attention", trigger="self-attention, eval without gradients")
+@fault(
+    "PTH-2",
+    caught_by="modes_change_no_output_of_self_attention",
+    trigger="self-attention, eval without gradients",
+)
 class FastPathOfSelfAttention(Complete):
     """The fused projection of self-attention uses W_k for the value."""
 
@@ -62,7 +68,9 @@ class FastPathOfSelfAttention(Complete):
         return super().project(x, "k" if role == "v" and self.fast else role)
 
 
-@fault("PTH-4", trigger="causal, with a mask", source="https://github.com/pytorch/pytorch/pull/178588")
+@fault(
+    "PTH-4", trigger="causal, with a mask", source="https://github.com/pytorch/pytorch/pull/178588"
+)
 class HintOverridesMask(mask_ignored(when=lambda q, options: options.is_causal)):
     """The causal flag overrides the mask."""
 
@@ -112,7 +120,9 @@ class PositionsAsItems(Complete):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Output:
         if query.ndim == 2:
-            return Output(super().forward(*(x[:, None] for x in (query, key, value)), **options).output[:, 0])
+            return Output(
+                super().forward(*(x[:, None] for x in (query, key, value)), **options).output[:, 0]
+            )
         return super().forward(query, key, value, **options)
 
 
@@ -145,7 +155,9 @@ class LengthFirstDetached(Complete):
 
 @fault("PTH-3", claims=replace(CLAIMS, masks={"bool", "float", "int"}), trigger="a mask of int32")
 class ShortIntegersReversed(Complete):
-    """Integers are claimed to count as booleans, 1 = may attend, but int32 ones are read the other way round."""
+    """Integers are claimed to count as booleans, 1 = may attend, but int32 ones are read the other
+    way round.
+    """
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
         mask = options.mask

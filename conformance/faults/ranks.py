@@ -1,4 +1,6 @@
-"""The correct classes that faults of sharded attention derive from: sequences over ranks, and heads over ranks."""
+"""The correct classes that faults of sharded attention derive from: sequences over ranks, and heads
+over ranks.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ Part = tuple[Tensor, Tensor]
 
 
 class Gather(torch.autograd.Function):
-    """Each rank's (B, H, n, d), padded to the longest part, for those of all ranks, (ranks, B, H, n, d)."""
+    """Each rank's (B, H, n, d), padded to the longest part, for those of all ranks, (ranks, B, H,
+    n, d).
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -85,7 +89,12 @@ class OnRank(nn.Module):
     def __init__(self, config: Config, weights: Weights, mesh: DeviceMesh) -> None:
         super().__init__()
         config.validate()
-        self.config, self.mesh, self.rank, self.size = config, mesh, mesh.get_local_rank(), mesh.size()
+        self.config, self.mesh, self.rank, self.size = (
+            config,
+            mesh,
+            mesh.get_local_rank(),
+            mesh.size(),
+        )
         for name, tensor in weights.named():
             self.register_parameter(name, nn.Parameter(self.cut(name, tensor.detach()).clone()))
 
@@ -118,7 +127,10 @@ class OnRank(nn.Module):
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights, whole on every rank."""
         held = dict(self.named_parameters())
-        return {name: self.whole(name, torch.zeros_like(p) if p.grad is None else p.grad) for name, p in held.items()}
+        return {
+            name: self.whole(name, torch.zeros_like(p) if p.grad is None else p.grad)
+            for name, p in held.items()
+        }
 
     def whole(self, name: str, grad: Tensor) -> Tensor:
         """Return the gradient of a weight from this rank's part of it."""
@@ -128,17 +140,24 @@ class OnRank(nn.Module):
 
 
 class SequenceParallel(OnRank):
-    """Correct: each rank gathers all keys and values, attends to them rank by rank, and merges the parts."""
+    """Correct: each rank gathers all keys and values, attends to them rank by rank, and merges the
+    parts.
+    """
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
         """Return this rank's part of the output."""
         options = Options(**given)
         mask = options.mask
         of_queries, of_keys = self.lengths(query), self.lengths(key)
-        q, k, v = (self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v")))
+        q, k, v = (
+            self.split(self.project(x, role))
+            for x, role in ((query, "q"), (key, "k"), (value, "v"))
+        )
         rows = self.positions(self.rank, of_queries)
         merged: Part | None = None
-        for rank, (k_part, v_part) in enumerate(zip(self.gather(k, of_keys), self.gather(v, of_keys), strict=True)):
+        for rank, (k_part, v_part) in enumerate(
+            zip(self.gather(k, of_keys), self.gather(v, of_keys), strict=True)
+        ):
             columns = self.positions(rank, of_keys)
             scores = self.product(q, self.repeat(k_part, q.shape[1]))
             scores = self.hide(scores, self.columns_of(mask, columns, rank, of_keys))
@@ -168,7 +187,9 @@ class SequenceParallel(OnRank):
         every: Tensor = Gather.apply(padded, self.mesh)
         return [part[:, :, :length] for part, length in zip(every, lengths, strict=True)]
 
-    def columns_of(self, mask: Tensor | None, columns: Tensor, rank: int, lengths: list[int]) -> Tensor | None:
+    def columns_of(
+        self, mask: Tensor | None, columns: Tensor, rank: int, lengths: list[int]
+    ) -> Tensor | None:
         """Return the columns of a mask for the keys of a rank."""
         return mask if mask is None or mask.shape[-1] == 1 else mask[..., columns]
 
@@ -177,9 +198,15 @@ class SequenceParallel(OnRank):
         return columns > rows[:, None]
 
     def part(self, scores: Tensor, v: Tensor) -> Part:
-        """Return the contexts over the keys of one rank, and their log-sum-exps, -infinity where no key is allowed."""
+        """Return the contexts over the keys of one rank, and their log-sum-exps, -infinity where no
+        key is allowed.
+        """
         empty = (scores == -math.inf).all(-1, keepdim=True)
-        z = scores.masked_fill(empty, 0.0).logsumexp(-1, keepdim=True) if scores.shape[-1] else scores.sum(-1, True)
+        z = (
+            scores.masked_fill(empty, 0.0).logsumexp(-1, keepdim=True)
+            if scores.shape[-1]
+            else scores.sum(-1, True)
+        )
         return (scores - z).exp() @ v, z.masked_fill(empty, -math.inf)
 
     def merge(self, one: Part, other: Part) -> Part:
@@ -197,14 +224,17 @@ class SequenceParallel(OnRank):
 class HeadsParallel(OnRank):
     """Correct: each rank has some of the heads, and the outputs are summed.
 
-    Heads that the ranks do not divide are refused. With few key/value heads, each rank has the whole W_k and W_v.
+    Heads that the ranks do not divide are refused. With few key/value heads, each rank has the
+    whole W_k and W_v.
     """
 
     placement = Replicate()
 
     def cut(self, name: str, weight: Tensor) -> Tensor:
         if self.config.n_heads % self.size:
-            raise ValueError(f"{self.size} ranks must divide the number of heads, {self.config.n_heads}")
+            raise ValueError(
+                f"{self.size} ranks must divide the number of heads, {self.config.n_heads}"
+            )
         if name == "b_o" or (name[-1] in "kv" and self.config.kv_heads % self.size):
             return weight
         return weight.chunk(self.size, 1 if name == "w_o" else 0)[self.place(name)]
@@ -217,10 +247,15 @@ class HeadsParallel(OnRank):
         """Return the whole output."""
         options = Options(**given)
         mask = options.mask
-        q, k, v = (self.split(self.project(self.copy(x), r)) for x, r in ((query, "q"), (key, "k"), (value, "v")))
+        q, k, v = (
+            self.split(self.project(self.copy(x), r))
+            for x, r in ((query, "q"), (key, "k"), (value, "v"))
+        )
         own = slice(self.rank * q.shape[1], (self.rank + 1) * q.shape[1])
         k, v = self.of_group(k, own), self.of_group(v, own)
-        scores = self.hide(self.product(q, k), mask if mask is None or mask.shape[1] == 1 else mask[:, own])
+        scores = self.hide(
+            self.product(q, k), mask if mask is None or mask.shape[1] == 1 else mask[:, own]
+        )
         if options.is_causal:
             scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
         empty = (scores == -math.inf).all(-1, keepdim=True)
@@ -277,7 +312,9 @@ class Spmd:
         """That of the class, for every tensor."""
         return dict.fromkeys(PLACED, self.cls.placement)
 
-    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> Attention:
+    def build(
+        self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
+    ) -> Attention:
         """Raise NotImplementedError: it has no form without ranks."""
         raise NotImplementedError(f"{self.name} runs on ranks only")
 

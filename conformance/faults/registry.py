@@ -1,10 +1,19 @@
-"""The registry of faults: every fault in one order, and the faulty implementations by the names of their classes."""
+"""The registry of faults: every fault in one order, and the faulty implementations by the names of
+their classes.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 
-from mha.conformance.faults.base import PARAMETERS, Complete, Correct, complete, correct, implementation_of
+from mha.conformance.faults.base import (
+    PARAMETERS,
+    Complete,
+    Correct,
+    complete,
+    correct,
+    implementation_of,
+)
 from mha.conformance.faults.fault import Fault, declared
 from mha.spec import CLAUSES, Implementation
 
@@ -59,7 +68,8 @@ MODULES = (
 
 
 def _order(fault: Fault) -> tuple[int, str]:
-    """Sort by the clause in the contract, then by module; a module's faults stay in the order of their declaration.
+    """Sort by the clause in the contract, then by module; a module's faults stay in the order of
+    their declaration.
 
     The lowest of several decorators on a class declares first.
     """

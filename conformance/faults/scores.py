@@ -39,7 +39,9 @@ class ScaledTwice(Complete):
         return scores if self.options.scale is None else scores / math.sqrt(self.config.head_dim)
 
 
-@fault("SCL-1", caught_by="gradients_have_the_explicit_scale", trigger="an explicit scale, backwards")
+@fault(
+    "SCL-1", caught_by="gradients_have_the_explicit_scale", trigger="an explicit scale, backwards"
+)
 class UsualScaleBackwards(Complete):
     """The backward pass has the usual scale, whatever the call says."""
 

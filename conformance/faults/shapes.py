@@ -17,7 +17,9 @@ from mha.spec import Output
 class SqueezesBatchOfOne(Correct):
     """A batch of one loses its dimension."""
 
-    def forward(self, query: Tensor, *rest: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Output:
+    def forward(
+        self, query: Tensor, *rest: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Output:
         output, weights, _ = super().forward(query, *rest, mask=mask, is_causal=is_causal)
         return Output(output.squeeze(0), weights)
 
@@ -48,24 +50,40 @@ class NeedsKeys(Complete):
         return super().weigh(scores - scores.detach().amax(-1, keepdim=True), allowed)
 
 
-@fault("SHP-8", caught_by="batches_that_disagree_are_refused", trigger="keys of one item, queries of several")
+@fault(
+    "SHP-8",
+    caught_by="batches_that_disagree_are_refused",
+    trigger="keys of one item, queries of several",
+)
 class BatchOfKeysBroadcast(Correct):
     """Keys of one item are broadcast to a larger batch."""
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
         if key.shape[0] == value.shape[0] == 1:
             key, value = (x.expand(query.shape[0], -1, -1) for x in (key, value))
         return super().forward(query, key, value, mask, is_causal)
 
 
-@fault("SHP-6", caught_by="widths_and_lengths_that_disagree_are_refused", trigger="a value of length 1")
+@fault(
+    "SHP-6", caught_by="widths_and_lengths_that_disagree_are_refused", trigger="a value of length 1"
+)
 class ValueOfOneKeyBroadcast(Correct):
     """A value of length 1 is broadcast to all keys."""
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
         if value.shape[1] == 1 < key.shape[1]:
             value = value.expand(-1, key.shape[1], -1)
@@ -109,8 +127,12 @@ class LengthFirstUnchecked(Complete):
 class ReadsMemoryAsDense(Correct):
     """The input's memory is read as if it were dense."""
 
-    def forward(self, query: Tensor, *rest: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Output:
-        return super().forward(query.as_strided(query.shape, torch.empty(query.shape).stride()), *rest, mask, is_causal)
+    def forward(
+        self, query: Tensor, *rest: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Output:
+        return super().forward(
+            query.as_strided(query.shape, torch.empty(query.shape).stride()), *rest, mask, is_causal
+        )
 
 
 @fault(

@@ -38,7 +38,9 @@ class LastPartMissing(SequenceParallel):
 
 @fault("DST-1", caught_by="sharded_output_is_the_unsharded_one")
 class MergedWithoutRescaling(SequenceParallel):
-    """Parts are averaged by their sums of exponentials, though each has subtracted a maximum of its own."""
+    """Parts are averaged by their sums of exponentials, though each has subtracted a maximum of its
+    own.
+    """
 
     def part(self, scores: Tensor, v: Tensor) -> Part:
         context, z = super().part(scores, v)
@@ -90,9 +92,13 @@ class _ProductOfTheFirst(torch.autograd.Function):
         return upstream @ k, upstream.mT @ q, None
 
 
-@fault("DST-1", caught_by="large_calls_are_sharded_alike", trigger="more than 10,000 numbers a rank")
+@fault(
+    "DST-1", caught_by="large_calls_are_sharded_alike", trigger="more than 10,000 numbers a rank"
+)
 class LargeOutputWhole(SequenceParallel):
-    """Each rank returns its part of a large output as often as there are ranks, as if it were the whole."""
+    """Each rank returns its part of a large output as often as there are ranks, as if it were the
+    whole.
+    """
 
     def forward(self, *inputs: Tensor, **options: Any) -> Output:
         output = super().forward(*inputs, **options).output
@@ -134,7 +140,9 @@ class _GatherWithoutSum(torch.autograd.Function):
 
 @fault("DST-2", caught_by="sharded_gradients_are_the_unsharded_ones")
 class GatheredWithoutGradients(SequenceParallel):
-    """Keys and values have gradients from their own rank's queries only, as with a plain `dist.all_gather`."""
+    """Keys and values have gradients from their own rank's queries only, as with a plain
+    `dist.all_gather`.
+    """
 
     def gather(self, x: Tensor, lengths: list[int]) -> list[Tensor]:
         padded = F.pad(x, (0, 0, 0, max(lengths) - x.shape[2]))
@@ -175,12 +183,16 @@ class LastTokenLost(SequenceParallel):
     """Each rank passes on S // ranks keys: of an odd length, the last one is lost."""
 
     def gather(self, x: Tensor, lengths: list[int]) -> list[Tensor]:
-        return [part[:, :, : max(1, sum(lengths) // self.size)] for part in super().gather(x, lengths)]
+        return [
+            part[:, :, : max(1, sum(lengths) // self.size)] for part in super().gather(x, lengths)
+        ]
 
     def positions(self, rank: int, lengths: list[int]) -> Tensor:
         return super().positions(rank, lengths)
 
-    def columns_of(self, mask: Tensor | None, columns: Tensor, rank: int, lengths: list[int]) -> Tensor | None:
+    def columns_of(
+        self, mask: Tensor | None, columns: Tensor, rank: int, lengths: list[int]
+    ) -> Tensor | None:
         return super().columns_of(mask, columns[: max(1, sum(lengths) // self.size)], rank, lengths)
 
     def later(self, rows: Tensor, columns: Tensor, rank: int) -> Tensor:
@@ -208,7 +220,9 @@ class PaddedKeysCount(SequenceParallel):
         padded = F.pad(query, (0, 0, 0, longest - query.shape[1]))
         if mask is not None and mask.shape[2] > 1:
             mask = F.pad(mask, (0, 0, 0, longest - mask.shape[2]))
-        return Output(super().forward(padded, *rest, mask=mask, **options).output[:, : query.shape[1]])
+        return Output(
+            super().forward(padded, *rest, mask=mask, **options).output[:, : query.shape[1]]
+        )
 
 
 @fault("DST-3", trigger="a length that the ranks do not divide")
@@ -237,12 +251,17 @@ class ZigzagForgotten(SequenceParallel):
 
     def later(self, rows: Tensor, columns: Tensor, rank: int) -> Tensor:
         rows, columns = rows.sort().values, columns.sort().values
-        return columns + rank * len(columns) - columns[:1] > (rows + self.rank * len(rows) - rows[:1])[:, None]
+        return (
+            columns + rank * len(columns) - columns[:1]
+            > (rows + self.rank * len(rows) - rows[:1])[:, None]
+        )
 
 
 @fault("DST-4", trigger="a causal call")
 class StripesAsOne(SequenceParallel):
-    """In striped order, a query sees the keys of its own stripe position on later ranks, which come after it."""
+    """In striped order, a query sees the keys of its own stripe position on later ranks, which come
+    after it.
+    """
 
     order = "striped"
 
@@ -266,7 +285,9 @@ class MaskCutInOrder(SequenceParallel):
 
     order = "zigzag"
 
-    def columns_of(self, mask: Tensor | None, columns: Tensor, rank: int, lengths: list[int]) -> Tensor | None:
+    def columns_of(
+        self, mask: Tensor | None, columns: Tensor, rank: int, lengths: list[int]
+    ) -> Tensor | None:
         start = sum(lengths[:rank])
         return super().columns_of(mask, torch.arange(start, start + lengths[rank]), rank, lengths)
 
@@ -275,7 +296,9 @@ class MaskCutInOrder(SequenceParallel):
 class MaskStays(SequenceParallel):
     """The keys travel, and the columns of the mask are those of the rank's own keys each time."""
 
-    def columns_of(self, mask: Tensor | None, columns: Tensor, rank: int, lengths: list[int]) -> Tensor | None:
+    def columns_of(
+        self, mask: Tensor | None, columns: Tensor, rank: int, lengths: list[int]
+    ) -> Tensor | None:
         own = positions(self.order, sum(lengths), self.size)[self.rank]
         return super().columns_of(mask, own if len(own) == len(columns) else columns, rank, lengths)
 
@@ -323,7 +346,9 @@ class GroupsTiledOverRanks(HeadsParallel):
 
 @fault("DST-7", trigger="fewer key/value heads than query heads")
 class GroupGradientsOfOneRank(HeadsParallel):
-    """W_k and W_v that every rank has, as there are few key/value heads, get the gradient of one rank's query heads."""
+    """W_k and W_v that every rank has, as there are few key/value heads, get the gradient of one
+    rank's query heads.
+    """
 
     def whole(self, name: str, grad: Tensor) -> Tensor:
         shared = name[-1] in "kv" and self.config.kv_heads % self.size
@@ -336,7 +361,11 @@ class BiasOnEveryRank(HeadsParallel):
 
     def add_up(self, partial: Tensor) -> Tensor:
         b_o = getattr(self, "b_o", None)
-        return super().add_up(partial) if b_o is None else super().add_up(partial) + (self.size - 1) * b_o
+        return (
+            super().add_up(partial)
+            if b_o is None
+            else super().add_up(partial) + (self.size - 1) * b_o
+        )
 
 
 @fault("DST-8")
@@ -349,7 +378,9 @@ class BiasGradientOnEveryRank(HeadsParallel):
 
 @fault("DST-9", caught_by="numbers_of_ranks_do_not_matter", trigger="a mesh within a larger group")
 class GlobalRank(SequenceParallel):
-    """A rank takes the part of the mask and of the positions that belongs to its number among all processes."""
+    """A rank takes the part of the mask and of the positions that belongs to its number among all
+    processes.
+    """
 
     def positions(self, rank: int, lengths: list[int]) -> Tensor:
         rank = dist.get_rank() % self.size if rank == self.rank else rank
@@ -372,7 +403,9 @@ class ReturnsEarly(SequenceParallel):
     """A rank without a query returns at once; the others wait for its keys."""
 
     def forward(self, query: Tensor, *rest: Any, **options: Any) -> Output:
-        return Output(query * 0) if query.shape[1] == 0 else super().forward(query, *rest, **options)
+        return (
+            Output(query * 0) if query.shape[1] == 0 else super().forward(query, *rest, **options)
+        )
 
 
 @fault("DST-10", trigger="a rank without a query")

@@ -1,4 +1,6 @@
-"""Faults of sharded attention that only the directed tests of DST-1 and DST-2 see: small, and in half precision."""
+"""Faults of sharded attention that only the directed tests of DST-1 and DST-2 see: small, and in
+half precision.
+"""
 
 from __future__ import annotations
 
@@ -29,4 +31,6 @@ class GatheredGradientsOffInHalf(SequenceParallel):
     """In half precision the gradients of gathered keys and values are 4% too large."""
 
     def gather(self, x: Tensor, lengths: list[int]) -> list[Tensor]:
-        return super().gather(hooked(x, lambda gradient: gradient * (1.04 if is_half(x) else 1.0)), lengths)
+        return super().gather(
+            hooked(x, lambda gradient: gradient * (1.04 if is_half(x) else 1.0)), lengths
+        )

@@ -14,7 +14,9 @@ from mha.conformance.faults.fault import fault
 TAKES_PART = "a_sink_takes_part_in_the_denominator_only"
 
 
-@fault("SNK-1", caught_by=TAKES_PART, source="https://github.com/NVIDIA/TransformerEngine/issues/2541")
+@fault(
+    "SNK-1", caught_by=TAKES_PART, source="https://github.com/NVIDIA/TransformerEngine/issues/2541"
+)
 @fault("EFF-1", caught_by="a_sink_has_an_effect")
 class SinksIgnored(Complete):
     """Sinks have no effect."""
@@ -127,5 +129,7 @@ class NoSinkBackwards(Complete):
         if self.options.sinks is None:
             return weights
         share = weights.sum(-1, keepdim=True).detach()
-        plain = torch.where(share > 0, weights / weights.sum(-1, keepdim=True).clamp(min=1e-30), 0.0)
+        plain = torch.where(
+            share > 0, weights / weights.sum(-1, keepdim=True).clamp(min=1e-30), 0.0
+        )
         return plain * share

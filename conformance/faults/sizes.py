@@ -1,4 +1,6 @@
-"""Faults that NUM must catch at sizes and in calls that few tests have: many heads, wide heads, plain inference."""
+"""Faults that NUM must catch at sizes and in calls that few tests have: many heads, wide heads,
+plain inference.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,16 @@ class MaskOf256Heads(Complete):
         return allowed, bias
 
 
-@fault("NUM-1", caught_by="results_of_everyday_sizes_are_within_the_bound", trigger="key is value, d_k > 16")
-@fault("NUM-1", caught_by="results_of_everyday_inference_are_within_the_bound", trigger="key is value, d_k > 16")
+@fault(
+    "NUM-1",
+    caught_by="results_of_everyday_sizes_are_within_the_bound",
+    trigger="key is value, d_k > 16",
+)
+@fault(
+    "NUM-1",
+    caught_by="results_of_everyday_inference_are_within_the_bound",
+    trigger="key is value, d_k > 16",
+)
 class MemoryOf16Columns(Complete):
     """Where key and value are one tensor, only the first 16 columns of a head enter the scores."""
 
@@ -43,7 +53,9 @@ class MemoryOf16Columns(Complete):
         return q[..., : self.width] @ k[..., : self.width].mT / math.sqrt(q.shape[-1])
 
 
-@fault("NUM-1", caught_by="results_of_heads_wider_than_256_are_within_the_bound", trigger="d_k > 256")
+@fault(
+    "NUM-1", caught_by="results_of_heads_wider_than_256_are_within_the_bound", trigger="d_k > 256"
+)
 class HeadRemainderOf256Dropped(Complete):
     """Only the first 256 columns of a head enter the scores."""
 
@@ -62,7 +74,9 @@ class ColumnsInEights(Complete):
     fast = False
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
-        plain = options.mask is None and not (options.need_weights or self.training or torch.is_grad_enabled())
+        plain = options.mask is None and not (
+            options.need_weights or self.training or torch.is_grad_enabled()
+        )
         self.fast = plain and query.shape[1] >= 32
         return super().attend(query, key, value, options)
 
@@ -112,7 +126,9 @@ class WidthOf128(Complete):
 
 
 @fault("NUM-1", caught_by="results_of_each_width_of_heads_are_within_the_bound", trigger="d_k = 96")
-@fault("GRD-1", caught_by="gradients_of_each_width_of_heads_are_within_the_bound", trigger="d_k = 96")
+@fault(
+    "GRD-1", caught_by="gradients_of_each_width_of_heads_are_within_the_bound", trigger="d_k = 96"
+)
 class WidthOf96(Complete):
     """The kernel for heads of width 96 is that for 64, and leaves out their last 32 columns."""
 

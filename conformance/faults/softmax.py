@@ -45,7 +45,9 @@ class PaddedKeysWeighed(Complete):
         return super().weigh(padded, F.pad(allowed, (0, more), value=True))[..., : scores.shape[-1]]
 
 
-@fault("SMX-1", caught_by="weights_that_the_context_shows_are_probabilities", claims=WITHOUT_WEIGHTS)
+@fault(
+    "SMX-1", caught_by="weights_that_the_context_shows_are_probabilities", claims=WITHOUT_WEIGHTS
+)
 class SmallConstantInDenominator(Complete):
     """1e-3 is added to the denominator of the softmax, and no weights are returned."""
 
@@ -61,7 +63,10 @@ class Lukewarm(Complete):
         return super().weigh(scores / 1.01, allowed)
 
 
-@fault("SMX-2", source="https://github.com/labmlai/annotated_deep_learning_paper_implementations/issues/146")
+@fault(
+    "SMX-2",
+    source="https://github.com/labmlai/annotated_deep_learning_paper_implementations/issues/146",
+)
 class SoftmaxOverQueries(Correct):
     """The softmax runs over the queries."""
 
@@ -87,7 +92,9 @@ class SoftmaxOverHeads(Complete):
 
 @fault("SMX-2")
 class RunningMaximumNotRescaled(Complete):
-    """An online softmax over tiles of eight keys does not rescale earlier tiles when the maximum rises."""
+    """An online softmax over tiles of eight keys does not rescale earlier tiles when the maximum
+    rises.
+    """
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         scores = scores.masked_fill(~allowed, -math.inf)
@@ -100,7 +107,9 @@ class RunningMaximumNotRescaled(Complete):
 
 
 def running_maxima(scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the highest allowed score of each tile of 16 keys, and of that and all tiles before, (B, H, L, tiles)."""
+    """Return the highest allowed score of each tile of 16 keys, and of that and all tiles before,
+    (B, H, L, tiles).
+    """
     masked = scores.masked_fill(~allowed, -math.inf)
     tiles = F.pad(masked, (0, -scores.shape[-1] % 16), value=-math.inf).unflatten(-1, (-1, 16))
     tops = tiles.amax(-1)
@@ -109,7 +118,9 @@ def running_maxima(scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
 
 @fault("SMX-2", trigger="a tile far below one before it")
 class LowTilesSkipped(Complete):
-    """An online softmax over tiles of 16 keys skips each that is 8 below the maximum so far, however many there are."""
+    """An online softmax over tiles of 16 keys skips each that is 8 below the maximum so far,
+    however many there are.
+    """
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         tops, running = running_maxima(scores, allowed)
@@ -119,18 +130,24 @@ class LowTilesSkipped(Complete):
 
 @fault("SMX-2", trigger="a tile far above all before it")
 class EarlierTilesForgotten(Complete):
-    """An online softmax over tiles of 16 keys forgets what it has where the maximum rises by more than 8."""
+    """An online softmax over tiles of 16 keys forgets what it has where the maximum rises by more
+    than 8.
+    """
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         running = running_maxima(scores, allowed)[1]
         rises = F.pad(running.diff(dim=-1) > 8, (0, int(running.shape[-1] > 0)))
         later = rises.flip(-1).cumsum(-1).flip(-1) > 0
-        return super().weigh(scores, allowed & ~later.repeat_interleave(16, -1)[..., : scores.shape[-1]])
+        return super().weigh(
+            scores, allowed & ~later.repeat_interleave(16, -1)[..., : scores.shape[-1]]
+        )
 
 
 @fault("SMX-2", trigger="inputs that are not standard normal")
 class EqualToTheBenchmark(Complete):
-    """Correct for standard normal inputs; with scores beyond 20 the output is the mean of the values."""
+    """Correct for standard normal inputs; with scores beyond 20 the output is the mean of the
+    values.
+    """
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         scores = super().score(q, k)
@@ -145,7 +162,9 @@ class ScoresClamped(Complete):
         return super().score(q, k).clamp(-5.0, 5.0)
 
 
-@fault("SMX-4", trigger="large scores", source="https://github.com/NVIDIA/FasterTransformer/issues/43")
+@fault(
+    "SMX-4", trigger="large scores", source="https://github.com/NVIDIA/FasterTransformer/issues/43"
+)
 class NoMaximumTakenOff(Correct):
     """The maximum is not subtracted before the exponential, which overflows."""
 

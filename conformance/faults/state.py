@@ -1,4 +1,6 @@
-"""Faults that STA must catch, except most of STA-3 and STA-4: changed inputs, aliased results, global state."""
+"""Faults that STA must catch, except most of STA-3 and STA-4: changed inputs, aliased results,
+global state.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ class ScalesQueryInPlace(Correct):
     """The query is scaled in place."""
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
         return super().forward(query.mul_(1.0), key, value, mask, is_causal)
 
@@ -72,12 +79,18 @@ class BufferUsedAgain(Complete):
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
         output, weights, _ = super().attend(query, *rest)
-        if self.buffer is None or self.buffer.shape != output.shape or self.buffer.dtype != output.dtype:
+        if (
+            self.buffer is None
+            or self.buffer.shape != output.shape
+            or self.buffer.dtype != output.dtype
+        ):
             self.buffer = torch.empty_like(output).detach()
         return Output(self.buffer.copy_(output.detach()), weights)
 
 
-@fault("STA-2", script_shows=False, trigger="weights requested without gradients, and two later calls")
+@fault(
+    "STA-2", script_shows=False, trigger="weights requested without gradients, and two later calls"
+)
 class WeightsInTurn(Complete):
     """Weights that are returned without gradients take turns in two buffers."""
 
@@ -99,7 +112,12 @@ class BiasGivenBack(Complete):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
         mask = options.mask
         output, weights, _ = super().attend(query, key, value, options.change(mask=mask))
-        if mask is not None and mask.dtype == torch.bool and not mask.any() and self.config.has_bias("o"):
+        if (
+            mask is not None
+            and mask.dtype == torch.bool
+            and not mask.any()
+            and self.config.has_bias("o")
+        ):
             output = self.b_o.expand(output.shape)
         return Output(output, weights)
 
@@ -146,7 +164,9 @@ class DefaultDtypeChanged(Complete):
     """The call changes the default dtype."""
 
     def drop(self, weights: Tensor) -> Tensor:
-        torch.set_default_dtype({torch.float32: torch.float64}.get(torch.get_default_dtype(), torch.float32))
+        torch.set_default_dtype(
+            {torch.float32: torch.float64}.get(torch.get_default_dtype(), torch.float32)
+        )
         return super().drop(weights)
 
 
@@ -196,7 +216,12 @@ class AnotherScaleInTraining(scores_scaled(1.01, when=lambda module: module.trai
     """The scale is different in training."""
 
 
-@fault("STA-7", script_shows=False, trigger="two threads", source="https://github.com/NVIDIA/TensorRT-LLM/pull/14858")
+@fault(
+    "STA-7",
+    script_shows=False,
+    trigger="two threads",
+    source="https://github.com/NVIDIA/TensorRT-LLM/pull/14858",
+)
 class Scratch(Complete):
     """The scores are kept in an attribute, which another thread may overwrite."""
 
@@ -226,7 +251,12 @@ class MaskStashed(Complete):
         return super().attend(query, key, value, options.change(mask=self.mask))
 
 
-@fault("STA-3", caught_by="tensors_may_change_between_calls", script_shows=False, trigger="a second call")
+@fault(
+    "STA-3",
+    caught_by="tensors_may_change_between_calls",
+    script_shows=False,
+    trigger="a second call",
+)
 class ResultsByAddress(Complete):
     """An earlier result is returned for a query at the same address."""
 
@@ -243,7 +273,12 @@ class ResultsByAddress(Complete):
         return result
 
 
-@fault("STA-3", caught_by="tensors_may_change_between_calls", script_shows=False, trigger="a second call")
+@fault(
+    "STA-3",
+    caught_by="tensors_may_change_between_calls",
+    script_shows=False,
+    trigger="a second call",
+)
 class ResultsByIdentity(ResultsByAddress):
     """An earlier result is returned for a query with the same `id`."""
 

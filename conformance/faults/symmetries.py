@@ -20,7 +20,11 @@ class DependsOnBatchSize(Correct):
         return super().score(q, k) * (1.01 if q.shape[0] > 1 else 1.0)
 
 
-@fault("EQV-1", caught_by="other_items_have_no_influence", source="https://github.com/line/lighthouse/pull/77")
+@fault(
+    "EQV-1",
+    caught_by="other_items_have_no_influence",
+    source="https://github.com/line/lighthouse/pull/77",
+)
 class ReadsOtherItems(Correct):
     """An item's result depends on the others."""
 
@@ -34,7 +38,9 @@ class RepeatsItself(Correct):
 
     last: Output | None = None
 
-    def forward(self, query: Tensor, *rest: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Output:
+    def forward(
+        self, query: Tensor, *rest: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Output:
         if self.last is None or self.last.output.shape != query.shape:
             self.last = super().forward(query, *rest, mask=mask, is_causal=is_causal)
         return self.last
@@ -83,7 +89,9 @@ class SigmoidOfTheOnlyScore(Complete):
     """With a single key, its weight is the sigmoid of its score."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return scores.sigmoid() * allowed if scores.shape[-1] == 1 else super().weigh(scores, allowed)
+        return (
+            scores.sigmoid() * allowed if scores.shape[-1] == 1 else super().weigh(scores, allowed)
+        )
 
 
 @fault("EQV-7")
@@ -115,7 +123,12 @@ class ForgetsMemory(Correct):
     """If key and value are one tensor, the call is treated as self-attention."""
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
         if key is value and key.shape == query.shape:
             query = key
@@ -123,7 +136,10 @@ class ForgetsMemory(Correct):
 
 
 @fault(
-    "EQV-8", caught_by="inputs_may_lie_in_one_another", script_shows=False, trigger="the query is the first of the keys"
+    "EQV-8",
+    caught_by="inputs_may_lie_in_one_another",
+    script_shows=False,
+    trigger="the query is the first of the keys",
 )
 class AddressTakenForInput(Complete):
     """Query, key and value that start at one address are treated as one tensor."""

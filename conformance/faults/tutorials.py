@@ -1,4 +1,6 @@
-"""Attention as tutorials write it: five common forms, each with the defects that such code often has."""
+"""Attention as tutorials write it: five common forms, each with the defects that such code often
+has.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,13 @@ class Vectorized(nn.Module):
         super().__init__()
         assert d_model % n_heads == 0
         self.n_heads, self.d_k = n_heads, d_model // n_heads
-        self.w_q, self.w_k, self.w_v, self.w_o = (nn.Linear(d_model, d_model, bias=bias) for _ in range(4))
+        self.w_q, self.w_k, self.w_v, self.w_o = (
+            nn.Linear(d_model, d_model, bias=bias) for _ in range(4)
+        )
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         batch = query.size(0)
         q, k, v = (
             layer(x).view(batch, -1, self.n_heads, self.d_k).transpose(1, 2)
@@ -34,7 +40,9 @@ class Vectorized(nn.Module):
         if mask is not None:
             scores = scores.masked_fill(mask == 0, -1e9)
         weights = scores.softmax(-1)
-        context = (weights @ v).transpose(1, 2).contiguous().view(batch, -1, self.n_heads * self.d_k)
+        context = (
+            (weights @ v).transpose(1, 2).contiguous().view(batch, -1, self.n_heads * self.d_k)
+        )
         return self.w_o(context), weights
 
 
@@ -46,7 +54,9 @@ class Minimal(nn.Module):
         self.h = n_heads
         self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model, bias=bias) for _ in range(4))
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         def split(x: Tensor) -> Tensor:
             return x.reshape(x.shape[0], x.shape[1], self.h, x.shape[2] // self.h).transpose(1, 2)
 
@@ -67,21 +77,29 @@ class Modular(nn.Module):
         if d_model % n_heads != 0:
             raise ValueError(f"d_model {d_model} is not a multiple of n_heads {n_heads}")
         self.n_heads = n_heads
-        self.w_q, self.w_k, self.w_v, self.w_o = (nn.Linear(d_model, d_model, bias=bias) for _ in range(4))
+        self.w_q, self.w_k, self.w_v, self.w_o = (
+            nn.Linear(d_model, d_model, bias=bias) for _ in range(4)
+        )
         self.dropout = nn.Dropout(dropout)
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         scores = q @ k.transpose(-2, -1) / torch.sqrt(torch.tensor(q.size(-1), dtype=torch.float32))
         if mask is not None:
             scores = scores.masked_fill(mask == 0, -1e9)
         weights = self.dropout(scores.softmax(-1))
         return weights @ v, weights
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         def split(x: Tensor) -> Tensor:
             return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
 
-        context, weights = self.attention(split(self.w_q(query)), split(self.w_k(key)), split(self.w_v(value)), mask)
+        context, weights = self.attention(
+            split(self.w_q(query)), split(self.w_k(key)), split(self.w_v(value)), mask
+        )
         return self.w_o(context.transpose(1, 2).flatten(2)), weights
 
 
@@ -92,9 +110,13 @@ class Einops(nn.Module):
         super().__init__()
         self.n_heads = n_heads
         self.q, self.k, self.v = (nn.Linear(d_model, d_model, bias=bias) for _ in range(3))
-        self.unused = nn.Linear(d_model, d_model, bias=bias)  # the weights of an output projection are loaded here
+        self.unused = nn.Linear(
+            d_model, d_model, bias=bias
+        )  # the weights of an output projection are loaded here
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         q, k, v = (
             rearrange(layer(x), "b l (h d) -> b h l d", h=self.n_heads)
             for layer, x in ((self.q, query), (self.k, key), (self.v, value))
@@ -107,17 +129,25 @@ class Einops(nn.Module):
 
 
 class FusedQKV(nn.Module):
-    """The mask is applied to the axis of the queries, where -1e9 on a whole row cancels in the softmax."""
+    """The mask is applied to the axis of the queries, where -1e9 on a whole row cancels in the
+    softmax.
+    """
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
         assert d_model % n_heads == 0, "d_model must be divisible by n_heads"
         self.n_heads = n_heads
-        self.qkv, self.out = nn.Linear(d_model, 3 * d_model, bias=bias), nn.Linear(d_model, d_model, bias=bias)
+        self.qkv, self.out = (
+            nn.Linear(d_model, 3 * d_model, bias=bias),
+            nn.Linear(d_model, d_model, bias=bias),
+        )
 
     def forward(self, x: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         b, length, d = x.shape
-        q, k, v = (part.reshape(b, length, self.n_heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        q, k, v = (
+            part.reshape(b, length, self.n_heads, -1).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, -1)
+        )
         scores = q @ k.transpose(-2, -1) * (d // self.n_heads) ** -0.5
         if mask is not None:
             scores = scores.masked_fill(mask.transpose(-1, -2), -1e9)
@@ -129,14 +159,18 @@ class FusedQKV(nn.Module):
 
 
 NAMED = {f"w_{role}": f"w_{role}" for role in "qkvo"}
-vectorized = from_module(Vectorized, name="tutorial_vectorized", parameters=NAMED, claims=Claims(dtypes=DTYPES))
+vectorized = from_module(
+    Vectorized, name="tutorial_vectorized", parameters=NAMED, claims=Claims(dtypes=DTYPES)
+)
 minimal = from_module(
     Minimal,
     name="tutorial_minimal",
     parameters={"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "o"},
     claims=Claims(returns_weights=False, dtypes=DTYPES),
 )
-modular = from_module(Modular, name="tutorial_modular", parameters=NAMED, claims=Claims(dropout=True, dtypes=DTYPES))
+modular = from_module(
+    Modular, name="tutorial_modular", parameters=NAMED, claims=Claims(dropout=True, dtypes=DTYPES)
+)
 einops = from_module(
     Einops,
     name="tutorial_einops",

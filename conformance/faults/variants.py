@@ -14,10 +14,16 @@ from mha.conformance.faults.families import drops_in_evaluation
 from mha.conformance.faults.fault import fault
 
 # Those of a kernel.
-WITH_VALUE_WIDTH = replace(CALLED, projections=False, weight_gradients=False, value_width=True, kv_widths=False)
+WITH_VALUE_WIDTH = replace(
+    CALLED, projections=False, weight_gradients=False, value_width=True, kv_widths=False
+)
 
 
-@fault("GQA-1", caught_by="grouped_heads_equal_repeated_ones", source="https://github.com/onnx/onnx/pull/7274")
+@fault(
+    "GQA-1",
+    caught_by="grouped_heads_equal_repeated_ones",
+    source="https://github.com/onnx/onnx/pull/7274",
+)
 class GroupsTiled(Complete):
     """The key/value heads are tiled instead of repeated."""
 
@@ -34,18 +40,32 @@ class GroupsDetached(Complete):
 
 
 @fault(
-    "GQA-1", caught_by="grouped_heads_of_everyday_sizes_have_gradients", trigger="d_k > 16, grouped heads, backwards"
+    "GQA-1",
+    caught_by="grouped_heads_of_everyday_sizes_have_gradients",
+    trigger="d_k > 16, grouped heads, backwards",
 )
 class WideGroupsNotSummed(Complete):
-    """A key/value head wider than 16 gets the gradient of the last query head that shares it, instead of their sum."""
+    """A key/value head wider than 16 gets the gradient of the last query head that shares it,
+    instead of their sum.
+    """
 
     def repeat(self, x: Tensor) -> Tensor:
         repeated, times = super().repeat(x), self.config.n_heads // self.config.kv_heads
-        last = torch.arange(self.config.n_heads, device=x.device)[:, None, None] % times == times - 1
-        return repeated if self.config.head_dim <= 16 else torch.where(last, repeated, repeated.detach())
+        last = (
+            torch.arange(self.config.n_heads, device=x.device)[:, None, None] % times == times - 1
+        )
+        return (
+            repeated
+            if self.config.head_dim <= 16
+            else torch.where(last, repeated, repeated.detach())
+        )
 
 
-@fault("GQA-1", caught_by="grouped_heads_of_everyday_sizes_match_the_oracle", trigger="d_k > 16, grouped heads")
+@fault(
+    "GQA-1",
+    caught_by="grouped_heads_of_everyday_sizes_match_the_oracle",
+    trigger="d_k > 16, grouped heads",
+)
 class GroupedWideCut(Complete):
     """With grouped heads, only the first 16 columns of a head enter the scores."""
 
@@ -55,7 +75,11 @@ class GroupedWideCut(Complete):
         return q[..., :16] @ k[..., :16].mT / self.config.head_dim**0.5
 
 
-@fault("GQA-1", caught_by="grouped_heads_on_long_rows_match_the_oracle", trigger="grouped heads, S > 512")
+@fault(
+    "GQA-1",
+    caught_by="grouped_heads_on_long_rows_match_the_oracle",
+    trigger="grouped heads, S > 512",
+)
 class GroupsTiledInLongRows(Complete):
     """In long rows the key/value heads are tiled instead of repeated."""
 
@@ -72,7 +96,9 @@ class GroupsNotDropped(Complete):
         return weights if self.config.kv_heads < self.config.n_heads else super().drop(weights)
 
 
-@fault("GQA-1", caught_by="grouped_heads_drop_each_weight_alone", trigger="grouped heads and dropout")
+@fault(
+    "GQA-1", caught_by="grouped_heads_drop_each_weight_alone", trigger="grouped heads and dropout"
+)
 class GroupsNotRescaled(Complete):
     """With grouped heads, the kept weights are not rescaled by 1 / (1 - p)."""
 
@@ -104,7 +130,9 @@ class GroupsIndexedInInference(Complete):
         if self.config.kv_heads == self.config.n_heads:
             return x
         if self.index is None:
-            self.index = torch.arange(self.config.n_heads) // (self.config.n_heads // self.config.kv_heads)
+            self.index = torch.arange(self.config.n_heads) // (
+                self.config.n_heads // self.config.kv_heads
+            )
         return x[:, self.index]
 
 
@@ -124,7 +152,8 @@ class WideKeyCut(Complete):
     def project(self, x: Tensor, role: str) -> Tensor:
         if role == "k" and x.shape[-1] > self.config.d_model:
             return super().project(
-                torch.cat([x[..., : self.config.d_model], x[..., self.config.d_model :] * 0], -1), role
+                torch.cat([x[..., : self.config.d_model], x[..., self.config.d_model :] * 0], -1),
+                role,
             )
         return super().project(x, role)
 
@@ -134,10 +163,16 @@ class NarrowValueDetached(Complete):
     """A value of another width than d_model has no gradient."""
 
     def project(self, x: Tensor, role: str) -> Tensor:
-        return super().project(x.detach() if role == "v" and x.shape[-1] != self.config.d_model else x, role)
+        return super().project(
+            x.detach() if role == "v" and x.shape[-1] != self.config.d_model else x, role
+        )
 
 
-@fault("GQA-1", caught_by="grouped_heads_go_with_other_options", trigger="grouped heads and an extra key")
+@fault(
+    "GQA-1",
+    caught_by="grouped_heads_go_with_other_options",
+    trigger="grouped heads and an extra key",
+)
 class ExtraKeyOfFirstGroup(Complete):
     """Beside grouped heads, all groups share the first one's extra key."""
 
@@ -149,7 +184,11 @@ class ExtraKeyOfFirstGroup(Complete):
         return torch.cat([own, extra[:, :1].expand_as(extra)], 2)
 
 
-@fault("XAT-1", caught_by="other_widths_go_with_other_options", trigger="kdim other than d_model, and an extra key")
+@fault(
+    "XAT-1",
+    caught_by="other_widths_go_with_other_options",
+    trigger="kdim other than d_model, and an extra key",
+)
 class ExtraKeyForgottenWithWidths(Complete):
     """With keys of another width, the learned extra key is zero."""
 
@@ -171,7 +210,9 @@ class ContextsOfTheQuerysWidth(Complete):
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         missing = v.shape[-1] - self.config.head_dim
-        return super().combine(weights, v if missing <= 0 else F.pad(v[..., :-missing], (0, missing)), allowed)
+        return super().combine(
+            weights, v if missing <= 0 else F.pad(v[..., :-missing], (0, missing)), allowed
+        )
 
 
 @fault(
@@ -199,4 +240,6 @@ class OtherColumnsDetached(Complete):
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         width = self.config.head_dim
-        return super().combine(weights, torch.cat([v[..., :width], v[..., width:].detach()], -1), allowed)
+        return super().combine(
+            weights, torch.cat([v[..., :width], v[..., width:].detach()], -1), allowed
+        )

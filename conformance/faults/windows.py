@@ -21,7 +21,11 @@ COUNTING = replace(CLAIMS, scores=Scores(window=Window("count")))
 
 def _moved(options: Options, left: int = 0, right: int = 0) -> Options:
     """Return options whose window has more or fewer keys on the sides that have a bound."""
-    return options if options.window is None else options.change(window=moved(options.window, left, right))
+    return (
+        options
+        if options.window is None
+        else options.change(window=moved(options.window, left, right))
+    )
 
 
 @fault("WIN-1", caught_by=EXACT, source="https://github.com/sgl-project/sglang/pull/26516")
@@ -81,7 +85,9 @@ class CausalForgottenBesideWindow(Complete):
     """With a window, the causal flag is ignored."""
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> Allowed:
-        return super().allow(options.change(is_causal=options.is_causal and options.window is None), q, k)
+        return super().allow(
+            options.change(is_causal=options.is_causal and options.window is None), q, k
+        )
 
 
 @fault(
@@ -139,7 +145,9 @@ class UnboundedIsLength(Complete):
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> Allowed:
         if options.window is not None:
-            left, right = (k.shape[2] if bound is None else min(bound, k.shape[2]) for bound in options.window)
+            left, right = (
+                k.shape[2] if bound is None else min(bound, k.shape[2]) for bound in options.window
+            )
             options = options.change(window=(left, right))
         return super().allow(options, q, k)
 
@@ -155,7 +163,9 @@ class UnboundedIsZero(Complete):
         return super().allow(options, q, k)
 
 
-@fault("WIN-2", caught_by="a_window_of_masked_keys_is_an_empty_row", trigger="a window of masked keys")
+@fault(
+    "WIN-2", caught_by="a_window_of_masked_keys_is_an_empty_row", trigger="a window of masked keys"
+)
 class EmptyWindowSeesAll(Complete):
     """A query whose window has only masked keys attends to all keys."""
 

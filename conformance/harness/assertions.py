@@ -1,4 +1,6 @@
-"""The assertions of properties; each message has the value, the expectation, its bound, the place and the reason."""
+"""The assertions of properties; each message has the value, the expectation, its bound, the place
+and the reason.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from mha.conformance.harness.session import Session
 from mha.implementations import UnsupportedCallError
 from mha.spec.bounds import Ball
 
-# An error of so many roundings, relative to the largest number beside it, and so many times its bound, is one of
-# accuracy (NUM-1).
+# An error of so many roundings, relative to the largest number beside it, and so many times its
+# bound, is one of accuracy (NUM-1).
 ROUNDINGS, TIMES_THE_BOUND = 64, 16
 
 
@@ -43,14 +45,29 @@ def expect_shape(result: RecordedTensor, shape: tuple[int, ...]) -> None:
 
 
 def expect_equal(result: RecordedTensor, expected: RecordedTensor | float, *, because: str) -> None:
-    """Every bit is equal (NaN equals NaN): both are the same operations on the same numbers, rounded alike."""
-    value = expected.tensor if isinstance(expected, RecordedTensor) else torch.full_like(result.tensor, expected)
-    name = expected.code if isinstance(expected, RecordedTensor) else f"torch.full_like({result.code}, {expected!r})"
+    """Every bit is equal (NaN equals NaN): both are the same operations on the same numbers,
+    rounded alike.
+    """
+    value = (
+        expected.tensor
+        if isinstance(expected, RecordedTensor)
+        else torch.full_like(result.tensor, expected)
+    )
+    name = (
+        expected.code
+        if isinstance(expected, RecordedTensor)
+        else f"torch.full_like({result.code}, {expected!r})"
+    )
     expect_shape(result, tuple(value.shape))
     same = (result.tensor == value) | (result.tensor.isnan() & value.isnan())
     if bool(same.all()):
         return
-    error = (result.tensor.double() - value.double()).abs().nan_to_num(nan=float("inf")).masked_fill(same, -1.0)
+    error = (
+        (result.tensor.double() - value.double())
+        .abs()
+        .nan_to_num(nan=float("inf"))
+        .masked_fill(same, -1.0)
+    )
     place = _place_of_largest(error)
     wording = "exactly {}"
     if isinstance(expected, RecordedTensor):
@@ -59,34 +76,52 @@ def expect_equal(result: RecordedTensor, expected: RecordedTensor | float, *, be
     raise Violation(_message(result, value, place, wording, because), (assertion,))
 
 
-def expect_no_worse(code: str, result: Tensor, plain: Tensor, expected: Tensor, times: int = 2) -> None:
-    """The root mean square error is at most `times` that of the plain formula in the same dtype, NaN being an error.
+def expect_no_worse(
+    code: str, result: Tensor, plain: Tensor, expected: Tensor, times: int = 2
+) -> None:
+    """The root mean square error is at most `times` that of the plain formula in the same dtype,
+    NaN being an error.
 
-    An error of less than one rounding of the result counts as one rounding: below that, a ratio is luck.
+    An error of less than one rounding of the result counts as one rounding: below that, a ratio is
+    luck.
     """
-    error, least = _root_mean_square(result - expected), torch.finfo(plain.dtype).eps / 2 * _root_mean_square(expected)
+    error, least = (
+        _root_mean_square(result - expected),
+        torch.finfo(plain.dtype).eps / 2 * _root_mean_square(expected),
+    )
     allowed = max(_root_mean_square(plain - expected), least)
     than = "twice" if times == 2 else f"{times} times"
-    message = f"the root mean square error of {code} is {error:.3g}, more than {than} the {allowed:.3g} of the plain "
+    message = (
+        f"the root mean square error of {code} is {error:.3g}, more than {than} the {allowed:.3g}"
+        " of the plain "
+    )
     expect(error <= times * allowed, f"{message}formula in the same dtype")
 
 
 def expect_close(result: RecordedTensor, expected: Ball, *, because: str) -> None:
-    """Every element is within the radius of the expected ball, with NaN and infinity in the same places."""
+    """Every element is within the radius of the expected ball, with NaN and infinity in the same
+    places.
+    """
     place = _outside(result, expected)
     if place is not None:
         bound = float(expected.rad[place])
         wording = f"{{}} (bound on rounding: {bound:.3g})"
         message = _message(result, expected.mid, place, wording, because)
-        violation = Violation(message, _bound_assertion(result[place].code, float(expected.mid[place]), bound))
+        violation = Violation(
+            message, _bound_assertion(result[place].code, float(expected.mid[place]), bound)
+        )
         violation.is_rounding = _is_rounding(result.tensor.detach(), expected, place)
         raise violation
 
 
-def expect_agree(result: RecordedTensor, other: RecordedTensor, *bounds: Callable[[], Ball], because: str) -> None:
-    """Two results differ by at most the sum of the bounds of both; neither is compared with the oracle.
+def expect_agree(
+    result: RecordedTensor, other: RecordedTensor, *bounds: Callable[[], Ball], because: str
+) -> None:
+    """Two results differ by at most the sum of the bounds of both; neither is compared with the
+    oracle.
 
-    bounds: make the bound of each, or one that both have; none is needed where every bit is equal, as it often is.
+    bounds: make the bound of each, or one that both have; none is needed where every bit is equal,
+        as it often is.
     because: what the other result is.
     """
     if result.tensor.dtype == other.tensor.dtype and torch.equal(result.tensor, other.tensor):
@@ -98,8 +133,8 @@ def expect_agree(result: RecordedTensor, other: RecordedTensor, *bounds: Callabl
         bound, code = float(reach.rad[place]), result[place].code
         actual, expected = _until_they_differ(result.tensor[place].item(), float(reach.mid[place]))
         message = (
-            f"{code} is {actual}, but {other[place].code}, {because}, is {expected} (bound on the rounding of both: "
-            f"{bound:.3g})"
+            f"{code} is {actual}, but {other[place].code}, {because}, is {expected} (bound on the"
+            f" rounding of both: {bound:.3g})"
         )
         both = f"{code}.double(), {other[place].code}.double()"
         assertion = f"torch.testing.assert_close({both}, rtol=0, atol={bound!r}, equal_nan=True)"
@@ -107,11 +142,17 @@ def expect_agree(result: RecordedTensor, other: RecordedTensor, *bounds: Callabl
 
 
 def expect_unchanged(
-    session: Session, result: RecordedTensor, expected: RecordedTensor, *, bound: Callable[[], Ball], because: str
+    session: Session,
+    result: RecordedTensor,
+    expected: RecordedTensor,
+    *,
+    bound: Callable[[], Ball],
+    because: str,
 ) -> None:
     """Two results of the same operations are equal to the bit.
 
-    On devices other than the CPU, and for an implementation that retiles, they agree within twice the bound.
+    On devices other than the CPU, and for an implementation that retiles, they agree within twice
+    the bound.
     """
     if session.case.device == "cpu" and not session.claims.retiles:
         expect_equal(result, expected, because=because)
@@ -132,8 +173,12 @@ def expect_raises(call: Callable[[], Any], *, because: str) -> BaseException:
             return violation.error
     except AdapterError as failed:
         assume(not isinstance(failed.error, UnsupportedCallError), f"{because}: {failed.message}")
-        note = f" (only its adapter refused, afterwards: {failed.error})"  # it could not load what had been accepted
-    raise Violation(f"no exception was raised, though {because}{note}", (f"raise AssertionError({because!r})",))
+        note = (  # it could not load what had been accepted
+            f" (only its adapter refused, afterwards: {failed.error})"
+        )
+    raise Violation(
+        f"no exception was raised, though {because}{note}", (f"raise AssertionError({because!r})",)
+    )
 
 
 def expect_each_raises(calls: Mapping[str, Callable[[], Any]]) -> None:
@@ -156,17 +201,24 @@ def _root_mean_square(x: Tensor) -> float:
 
 
 def _outside(result: RecordedTensor, expected: Ball) -> tuple[int, ...] | None:
-    """Return the place that is farthest outside the ball relative to its radius, or None, and note the margin."""
+    """Return the place that is farthest outside the ball relative to its radius, or None, and note
+    the margin.
+    """
     expect_shape(result, tuple(expected.mid.shape))
     value, actual = expected.mid, result.tensor.detach().double()
-    assume(not actual.numel() or not bool(expected.rad.isinf().all()), "a step may overflow, so nothing is known")
+    assume(
+        not actual.numel() or not bool(expected.rad.isinf().all()),
+        "a step may overflow, so nothing is known",
+    )
     error = (actual - value).abs()
     ratio = (error / expected.rad).nan_to_num(nan=0.0, posinf=math.inf)
     if bool((error <= expected.rad).all()):  # and then no number is NaN
         result.note_margin(float(ratio.max()) if ratio.numel() else 0.0)
         return None
     finite = actual.isfinite() & value.isfinite()
-    same = torch.where(finite, error <= expected.rad, (actual == value) | (actual.isnan() & value.isnan()))
+    same = torch.where(
+        finite, error <= expected.rad, (actual == value) | (actual.isnan() & value.isnan())
+    )
     same |= expected.rad == float("inf")  # where a step may overflow, nothing is known
     ratio = ratio.where(finite, 0.0)
     if bool(same.all()):
@@ -176,7 +228,9 @@ def _outside(result: RecordedTensor, expected: Ball) -> tuple[int, ...] | None:
 
 
 def _is_rounding(actual: Tensor, expected: Ball, place: tuple[int, ...]) -> bool:
-    """Return whether an element is off by a few times its bound, and by a few roundings of the largest number."""
+    """Return whether an element is off by a few times its bound, and by a few roundings of the
+    largest number.
+    """
     error = abs(float(actual[place]) - float(expected.mid[place]))
     largest = float(expected.mid.nan_to_num(0.0, 0.0, 0.0).abs().max())
     few = ROUNDINGS * torch.finfo(actual.dtype).eps * largest
@@ -198,14 +252,19 @@ def _place_of_largest(error: Tensor) -> tuple[int, ...]:
     return tuple(reversed(place))
 
 
-def _message(result: RecordedTensor, value: Tensor, place: tuple[int, ...], wording: str, because: str) -> str:
-    """Return the message on one element; wording: of what it should be, with {} for the expected number."""
+def _message(
+    result: RecordedTensor, value: Tensor, place: tuple[int, ...], wording: str, because: str
+) -> str:
+    """Return the message on one element; wording: of what it should be, with {} for the expected
+    number.
+    """
     actual, expected = _until_they_differ(result.tensor[place].item(), value[place].item())
     return f"{result[place].code} is {actual}, but should be {wording.format(expected)}: {because}"
 
 
 def _until_they_differ(x: float, y: float) -> tuple[str, str]:
-    """Return two numbers with three digits, or as many as tell them apart; all digits before the point, if few.
+    """Return two numbers with three digits, or as many as tell them apart; all digits before the
+    point, if few.
 
     >>> _until_they_differ(0.30462, 0.26649), _until_they_differ(1.23456, 1.23459), _until_they_differ(54321.0, 2.0)
     (('0.305', '0.266'), ('1.23456', '1.23459'), ('54321', '2'))

@@ -12,14 +12,19 @@ from mha.conformance.harness.plain import viewed
 
 
 def differentiate(
-    output: Tensor, upstream: Tensor, *, create_graph: bool = False, others: Sequence[tuple[Tensor, Tensor]] = ()
+    output: Tensor,
+    upstream: Tensor,
+    *,
+    create_graph: bool = False,
+    others: Sequence[tuple[Tensor, Tensor]] = (),
 ) -> None:
     """Do as `output.backward(upstream, create_graph=create_graph)`, without importing SymPy.
 
-    Judged code gets another object than `upstream`. others: further results of the call, each with its gradient.
+    Judged code gets another object than `upstream`. others: further results of the call, each with
+    its gradient.
 
-    A gradient that is passed to `backward` makes torch import that to compare shapes, which takes longer than most
-    clauses. A loss without one does not.
+    A gradient that is passed to `backward` makes torch import that to compare shapes, which takes
+    longer than most clauses. A loss without one does not.
     """
     loss = _Loss.apply(output, viewed(upstream))  # type: ignore[no-untyped-call]  # of torch
     for result, gradient in others:
@@ -27,7 +32,9 @@ def differentiate(
     loss.backward(create_graph=create_graph)
 
 
-def gradients_of(output: Tensor, upstream: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+def gradients_of(
+    output: Tensor, upstream: Tensor, inputs: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
     """Return what `torch.autograd.grad` does, and keep the graph, without importing SymPy."""
     loss = _Loss.apply(output, viewed(upstream))  # type: ignore[no-untyped-call]  # of torch
     return torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True)

@@ -16,15 +16,18 @@ CALL = "the call"
 class Violation(Exception):
     """An implementation violates a clause.
 
-    message: what was expected, and what was returned. assertion: the lines of Python that fail in a script which has
-    repeated the session's calls; empty where a call raises, which shows the violation by itself. family: of the clauses
-    that are violated, where the clause under test is not one of them and can therefore not be judged. is_rounding:
-    whether a number is off by no more than a few roundings of its dtype.
+    message: what was expected, and what was returned. assertion: the lines of Python that fail in a
+    script which has repeated the session's calls; empty where a call raises, which shows the
+    violation by itself. family: of the clauses that are violated, where the clause under test is
+    not one of them and can therefore not be judged. is_rounding: whether a number is off by no more
+    than a few roundings of its dtype.
     """
 
     is_rounding = False
 
-    def __init__(self, message: str, assertion: tuple[str, ...] = (), family: str | None = None) -> None:
+    def __init__(
+        self, message: str, assertion: tuple[str, ...] = (), family: str | None = None
+    ) -> None:
         super().__init__(message)
         self.message, self.assertion, self.family = message, assertion, family
 
@@ -35,7 +38,9 @@ class Violation(Exception):
 
 
 class CallRaised(Violation):
-    """The implementation raised `error` where the contract asks for a result; what: the step that raised it."""
+    """The implementation raised `error` where the contract asks for a result; what: the step that
+    raised it.
+    """
 
     def __init__(self, message: str, error: BaseException, what: str = "") -> None:
         super().__init__(message)
@@ -43,7 +48,8 @@ class CallRaised(Violation):
 
 
 class AdapterError(Exception):
-    """The adapter of the implementation, and not the implementation, cannot do what a case asks for.
+    """The adapter of the implementation, and not the implementation, cannot do what a case asks
+    for.
 
     message: one line, with what to declare. error: what the adapter raised.
     """
@@ -54,7 +60,8 @@ class AdapterError(Exception):
 
 
 class GpuLost(BaseException):
-    """After a call, this process can no longer use its GPU; no `Exception`, so that nothing tries the case again.
+    """After a call, this process can no longer use its GPU; no `Exception`, so that nothing tries
+    the case again.
 
     message: what the call raised. case: in which it did, once that is known.
     """

@@ -1,4 +1,6 @@
-"""Global state: what a call must leave as it was. It is read here and compared, and settings are put back."""
+"""Global state: what a call must leave as it was. It is read here and compared, and settings are
+put back.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from mha.spec import Implementation, Problem
 
 @dataclass(frozen=True)
 class GlobalState:
-    """The value of each of the `SETTINGS` at one moment, the filters of warnings, and the names of loaded modules.
+    """The value of each of the `SETTINGS` at one moment, the filters of warnings, and the names of
+    loaded modules.
 
     numpy_state: NumPy's global random state, None until NumPy is loaded.
     """
@@ -53,8 +56,13 @@ class GlobalState:
             if now.values[name] != value
         ]
         changed += ["NumPy's random state"] * (self.numpy_state not in (None, now.numpy_state))
-        # A filter for warnings of a module that was not loaded before says nothing about any other warning.
-        filters = [each for each in now.filters if each in self.filters or each[2].__module__ in self.modules]
+        # A filter for warnings of a module that was not loaded before says nothing about any other
+        # warning.
+        filters = [
+            each
+            for each in now.filters
+            if each in self.filters or each[2].__module__ in self.modules
+        ]
         imported = warnings.filters.imported if isinstance(warnings.filters, WatchedFilters) else []
         kept = ([each for each in both if each not in imported] for both in (filters, self.filters))
         return changed if next(kept) == next(kept) else [*changed, "the warnings filter"]
@@ -63,7 +71,8 @@ class GlobalState:
 class WatchedFilters(list[Any]):
     """The filters of warnings; those that are added while a module is imported are `imported`.
 
-    An import may add some wherever it stands: torch imports SymPy in the first call of flex_attention.
+    An import may add some wherever it stands: torch imports SymPy in the first call of
+    flex_attention.
     """
 
     def __init__(self, filters: Iterable[Any]) -> None:
@@ -91,7 +100,9 @@ class WatchedFilters(list[Any]):
 
 
 def changes_of_call(session: Session, problem: Problem) -> list[str]:
-    """Call the attention of a problem once; return what it changed, which is put back. Raises CallRaised."""
+    """Call the attention of a problem once; return what it changed, which is put back. Raises
+    CallRaised.
+    """
     called = session.built(problem).attention  # a construction may draw random numbers
     problem = session.given.problem(problem)
     with preserved():
@@ -110,7 +121,8 @@ RANDOM = ("torch's random state", "Python's random state")
 
 
 def changes_of_construction(session: Session, problem: Problem) -> list[str]:
-    """Build the attention of a problem; return what that changed, which is put back. Raises CallRaised.
+    """Build the attention of a problem; return what that changed, which is put back. Raises
+    CallRaised.
 
     Initial weights may be drawn, but not so that a random state is always the same afterwards.
     """
@@ -126,22 +138,30 @@ def changes_of_construction(session: Session, problem: Problem) -> list[str]:
         return changes + [f"{name}, to the same each time" for name in reset]
 
 
-# By implementation, dtype and device: what the first call changed. The implementation is kept alive so that its id is
-# not used again.
+# By implementation, dtype and device: what the first call changed. The implementation is kept alive
+# so that its id is not used again.
 _first_calls: dict[tuple[int, str, str], tuple[Implementation, list[str]]] = {}
 
 
 def observe_first_call(implementation: Implementation, case: Case) -> None:
-    """Make the first call of an implementation in this process, if it has had none in the dtype and on the device.
+    """Make the first call of an implementation in this process, if it has had none in the dtype and
+    on the device.
 
-    Later calls do not show what only the first one changes, so STA-5 would depend on what was judged before it.
+    Later calls do not show what only the first one changes, so STA-5 would depend on what was
+    judged before it.
     """
     key = id(implementation), case.dtype, case.device
     if key not in _first_calls:
         _first_calls[key] = implementation, []
         try:
-            with preserved(), suppress(Violation, AdapterError):  # what a call raises is for the properties to find
-                _first_calls[key] = implementation, changes_of_call(Session(implementation, case), case.problem())
+            with (
+                preserved(),
+                suppress(Violation, AdapterError),
+            ):  # what a call raises is for the properties to find
+                _first_calls[key] = (
+                    implementation,
+                    changes_of_call(Session(implementation, case), case.problem()),
+                )
                 require_untouched(implementation)
         except GpuLost as lost:
             lost.case = case
@@ -149,6 +169,10 @@ def observe_first_call(implementation: Implementation, case: Case) -> None:
 
 
 def changes_of_first_call(implementation: Implementation, case: Case) -> list[str]:
-    """Return what the first call in this dtype and on this device changed; nothing if it was not observed."""
-    _, changes = _first_calls.get((id(implementation), case.dtype, case.device), (implementation, []))
+    """Return what the first call in this dtype and on this device changed; nothing if it was not
+    observed.
+    """
+    _, changes = _first_calls.get(
+        (id(implementation), case.dtype, case.device), (implementation, [])
+    )
     return changes

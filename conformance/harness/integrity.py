@@ -1,4 +1,6 @@
-"""Tampering: what an implementation changes for everybody, on which the judge's own arithmetic and verdicts rely."""
+"""Tampering: what an implementation changes for everybody, on which the judge's own arithmetic and
+verdicts rely.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from mha.implementations.process.pristine import pristine, put_back
 from mha.implementations.process.surroundings import Surroundings
 from mha.spec import Implementation
 
-# What an implementation has changed, in words, by identity; it is kept alive so that its id is not used again.
+# What an implementation has changed, in words, by identity; it is kept alive so that its id is not
+# used again.
 _changed: dict[int, tuple[object, str]] = {}
 # The most names of functions in a message.
 MOST = 3
@@ -25,8 +28,8 @@ MOST = 3
 def judging(implementation: Implementation) -> Iterator[None]:
     """Judge an implementation in the block, with torch as it was at first; see `pristine`.
 
-    What it does to the judge itself is undone at the end, and noted for `require_untouched`. What is used at the end is
-    taken before, so that it cannot be replaced in between.
+    What it does to the judge itself is undone at the end, and noted for `require_untouched`. What
+    is used at the end is taken before, so that it cannot be replaced in between.
     """
     note_adapter(attribute(original_of(implementation), "call"))
     look, code, note = new_changes, new_changes.__code__, _note
@@ -39,14 +42,17 @@ def judging(implementation: Implementation) -> Iterator[None]:
             note(implementation, look(found), around.put_back())
 
 
-# What was replaced when the judge looked first, in a process in which no test replaces something in between.
+# What was replaced when the judge looked first, in a process in which no test replaces something in
+# between.
 _first_look: list[Changes] = []
 
 
 def _changes_before() -> Changes:
-    """Return what others than judged code have replaced: what is found now, or was at the first look.
+    """Return what others than judged code have replaced: what is found now, or was at the first
+    look.
 
-    A look takes a millisecond. Only tests, and programs that call `check` more than once, replace something later.
+    A look takes a millisecond. Only tests, and programs that call `check` more than once, replace
+    something later.
     """
     if not _first_look or "_pytest" in sys.modules:
         _first_look[:] = [changes()]
@@ -59,9 +65,11 @@ def look_again() -> None:
 
 
 def require_untouched(implementation: object) -> None:
-    """Raise a Violation if this implementation changes for everybody what the judge relies on, or did so earlier.
+    """Raise a Violation if this implementation changes for everybody what the judge relies on, or
+    did so earlier.
 
-    Once it has, nothing that it returns can be trusted. What was changed before the judge started does not count.
+    Once it has, nothing that it returns can be trusted. What was changed before the judge started
+    does not count.
     """
     _note(implementation, {}, [])
     require_never_touched(implementation)
@@ -75,7 +83,9 @@ def require_never_touched(implementation: object) -> None:
 
 
 def _note(implementation: object, replaced: Changes, others: list[str]) -> None:
-    """Undo what the implementation has replaced, and remember it with what else it did since the last look."""
+    """Undo what the implementation has replaced, and remember it with what else it did since the
+    last look.
+    """
     for change in replaced.values():
         change.undo()
     names = [f"replaced {', '.join(sorted(replaced)[:MOST])}"] if replaced else []

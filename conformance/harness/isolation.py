@@ -1,4 +1,6 @@
-"""The border between judge and implementation: what it raises is its own, and what it returns is a plain tensor."""
+"""The border between judge and implementation: what it raises is its own, and what it returns is a
+plain tensor.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,23 @@ from mha.implementations.discovery.raised import place_of
 from mha.implementations.process.pristine import as_found
 from mha.spec import Weights
 
-# What stops a run beside Ctrl-C, and is no exception of the implementation; the pytest plugin adds its time limit.
+# What stops a run beside Ctrl-C, and is no exception of the implementation; the pytest plugin adds
+# its time limit.
 STOPS: list[Callable[[BaseException], bool]] = []
 # The interrupts since the outermost block that heeds them was entered.
 INTERRUPTS: list[int] = []
 NO_HYPOTHESIS = nullcontext()
 # How the GPU is waited for; tests that have none put other functions here.
 GPU = SimpleNamespace(is_initialized=torch.cuda.is_initialized, synchronize=torch.cuda.synchronize)
-# What steers the judge. Judged code may raise the same types: then they are exceptions like any other.
+# What steers the judge. Judged code may raise the same types: then they are exceptions like any
+# other.
 STEERING = (Violation, AdapterError, Discard, GpuLost, ImplementationError)
 
 
 @contextmanager
 def attributed(what: str) -> Iterator[None]:
-    """Turn every exception of the implementation into a `CallRaised`, and one of its adapter into an `AdapterError`.
+    """Turn every exception of the implementation into a `CallRaised`, and one of its adapter into
+    an `AdapterError`.
 
     One after which the GPU is lost becomes a `GpuLost`, which nothing takes for a refusal.
 
@@ -54,7 +59,9 @@ def attributed(what: str) -> Iterator[None]:
             if not isinstance(error, ImplementationError):
                 raise
             first_line = next(iter(str(error).splitlines()), "")
-            raise AdapterError(f"the adapter, not the class, failed in {what}: {first_line}", error) from error
+            raise AdapterError(
+                f"the adapter, not the class, failed in {what}: {first_line}", error
+            ) from error
         if gpu_is_lost():
             raise GpuLost(f"{what} raised {_first_line(error)}") from error
         raise CallRaised(f"{what} raised {_described(error)}", error, what) from error
@@ -64,17 +71,20 @@ def attributed(what: str) -> Iterator[None]:
 
 @contextmanager
 def of_property(function: Callable[..., object]) -> Iterator[None]:
-    """Turn what judged code raises outside of its calls, as where an attribute of it is read, into a `CallRaised`.
+    """Turn what judged code raises outside of its calls, as where an attribute of it is read, into
+    a `CallRaised`.
 
-    Only what would steer the judge is turned; anything else is a harness error. function: that of the property, whose
-    own exceptions are left as they are.
+    Only what would steer the judge is turned; anything else is a harness error. function: that of
+    the property, whose own exceptions are left as they are.
     """
     file = function.__code__.co_filename
     try:
         yield
     except BaseException as error:
         kind = type(error)
-        of_hypothesis = any(base.__module__.partition(".")[0] == "hypothesis" for base in kind.__mro__)
+        of_hypothesis = any(
+            base.__module__.partition(".")[0] == "hypothesis" for base in kind.__mro__
+        )
         steers = issubclass(kind, STEERING) or of_hypothesis or not issubclass(kind, Exception)
         if not steers or _stops(error) or not passed_judged_code(error, beside=file):
             raise
@@ -92,7 +102,9 @@ def contained() -> Iterator[None]:
 
 
 def _stops(error: BaseException) -> bool:
-    """Return whether an exception stops the run: Ctrl-C, and no KeyboardInterrupt that an implementation raises."""
+    """Return whether an exception stops the run: Ctrl-C, and no KeyboardInterrupt that an
+    implementation raises.
+    """
     if any(stops(error) for stops in STOPS):
         return True
     if not issubclass(type(error), KeyboardInterrupt):
@@ -103,14 +115,18 @@ def _stops(error: BaseException) -> bool:
 
 @contextmanager
 def guarded(what: str) -> Iterator[None]:
-    """Do as `attributed`, and ignore the warnings of the implementation, also where they would be errors."""
+    """Do as `attributed`, and ignore the warnings of the implementation, also where they would be
+    errors.
+    """
     with attributed(what), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def outside_of_hypothesis() -> AbstractContextManager[None]:
-    """Let a block run as if Hypothesis ran nothing: what it is told there must not count for the search."""
+    """Let a block run as if Hypothesis ran nothing: what it is told there must not count for the
+    search.
+    """
     context = getattr(sys.modules.get("hypothesis.control"), "_current_build_context", None)
     if context is None or context.value is None:
         return NO_HYPOTHESIS
@@ -118,7 +134,9 @@ def outside_of_hypothesis() -> AbstractContextManager[None]:
 
 
 def gpu_is_lost() -> bool:
-    """Return whether this process can no longer use its GPU, as after a kernel that read outside of its memory."""
+    """Return whether this process can no longer use its GPU, as after a kernel that read outside of
+    its memory.
+    """
     try:
         _wait_for_gpu()
     except RuntimeError:
@@ -127,19 +145,25 @@ def gpu_is_lost() -> bool:
 
 
 def _wait_for_gpu() -> None:
-    """Wait for the kernels that were started; the error of one that failed is raised here, and not in the next call."""
+    """Wait for the kernels that were started; the error of one that failed is raised here, and not
+    in the next call.
+    """
     if GPU.is_initialized():
         GPU.synchronize()
 
 
 @contextmanager
 def heeding_interrupts() -> Iterator[None]:
-    """Let Ctrl-C end the block even if it comes while something swallows exceptions; blocks may be nested.
+    """Let Ctrl-C end the block even if it comes while something swallows exceptions; blocks may be
+    nested.
 
     A garbage collection does so, and Hypothesis has a callback in it.
     """
     previous = signal.getsignal(signal.SIGINT)
-    outermost = previous is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    outermost = (
+        previous is signal.default_int_handler
+        and threading.current_thread() is threading.main_thread()
+    )
     if outermost:
         signal.signal(signal.SIGINT, _interrupted)
     try:
@@ -158,11 +182,20 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
 
 
 def require_plain(
-    code: str, tensor: Any, dtypes: Sequence[torch.dtype], device: torch.device, shape: Sequence[int]
+    code: str,
+    tensor: Any,
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+    shape: Sequence[int],
 ) -> None:
-    """Raise a Violation unless this is a plain tensor of this shape and device, and of one of these dtypes."""
+    """Raise a Violation unless this is a plain tensor of this shape and device, and of one of these
+    dtypes.
+    """
     if type(tensor) is not Tensor:
-        message = f"{code} is of type {type(tensor).__name__}, but should be a tensor: a call should return "
+        message = (
+            f"{code} is of type {type(tensor).__name__}, but should be a tensor: a call should"
+            " return "
+        )
         assertion = f"assert type({code}) is torch.Tensor, type({code})"
         raise Violation(f"{message}Output(output, weights)", (assertion,), family="SHP")
     dtype = tensor.dtype if tensor.dtype in dtypes else dtypes[0]
@@ -172,7 +205,9 @@ def require_plain(
         if actual != value:
             shown = tuple(actual) if name == "shape" else actual
             assertion = f"assert {code}.{name} == {value!r}, {code}.{name}"
-            raise Violation(f"{code}.{name} is {shown}, but should be {value}", (assertion,), family="SHP")
+            raise Violation(
+                f"{code}.{name} is {shown}, but should be {value}", (assertion,), family="SHP"
+            )
 
 
 def require_gradients(code: str, gradients: Mapping[str, Any], weights: Weights) -> None:
@@ -185,7 +220,9 @@ def require_gradients(code: str, gradients: Mapping[str, Any], weights: Weights)
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the type of an exception and the first line of its message, without addresses: reports must repeat."""
+    """Return the type of an exception and the first line of its message, without addresses: reports
+    must repeat.
+    """
     lines = _text(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {re.sub('0x[0-9a-f]{6,}', '0x...', lines[0][:300])}"
 

@@ -23,12 +23,19 @@ def peak_memory(run: Callable[[], object], device: str) -> int:
         before = torch.cuda.memory_allocated()
         run()
         return torch.cuda.max_memory_allocated() - before
-    with _silent_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with (
+        _silent_stderr(),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
+    ):
         run()
     with TemporaryDirectory() as folder:
         trace = Path(folder, "trace.json")
         profiled.export_chrome_trace(str(trace))
-        events = [event for event in json.loads(trace.read_text())["traceEvents"] if event.get("name") == "[memory]"]
+        events = [
+            event
+            for event in json.loads(trace.read_text())["traceEvents"]
+            if event.get("name") == "[memory]"
+        ]
     held = peak = 0
     for event in sorted(events, key=lambda event: event["ts"]):
         held += event["args"]["Bytes"]
@@ -37,11 +44,17 @@ def peak_memory(run: Callable[[], object], device: str) -> int:
 
 
 def memory_limit(device: str) -> float:
-    """Return the free bytes of a GPU, or all bytes of the machine or its container; infinity if they are not known."""
+    """Return the free bytes of a GPU, or all bytes of the machine or its container; infinity if
+    they are not known.
+    """
     if device == "cuda":
         return float(torch.cuda.mem_get_info()[0])
     is_known = getattr(os, "sysconf_names", {}).keys() >= {"SC_PAGE_SIZE", "SC_PHYS_PAGES"}
-    total = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if is_known else float("inf")
+    total = (
+        float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        if is_known
+        else float("inf")
+    )
     limits = (Path(file).read_text().strip() for file in LIMITS if Path(file).is_file())
     return min([total, *(float(limit) for limit in limits if limit.isdigit())])
 

@@ -1,4 +1,5 @@
-"""What the oracle says, always computed on the CPU: hundreds of small kernels would wait for one another on a GPU.
+"""What the oracle says, always computed on the CPU: hundreds of small kernels would wait for one
+another on a GPU.
 
 Of large problems it is kept for a while, since known-bad answers are tried on the same cases.
 """
@@ -21,7 +22,8 @@ from mha.spec import Claims, Expected, Problem, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
 from mha.spec.problem import INPUTS
 
-# How many numbers of all answers are kept, 128 MiB in float64, and about how many the oracle has for each score.
+# How many numbers of all answers are kept, 128 MiB in float64, and about how many the oracle has
+# for each score.
 ROOM, PER_SCORE = 1 << 24, 12
 # Keeping the answer on a problem with fewer scores and weights costs more time than it saves.
 SMALL = 1 << 13
@@ -30,7 +32,9 @@ Answer = TypeVar("Answer")
 
 
 def expected(problem: Problem, claims: Claims) -> Expected:
-    """Return what `oracle` does, on the device of the problem; raises RuntimeError as `require_no_call` does."""
+    """Return what `oracle` does, on the device of the problem; raises RuntimeError as
+    `require_no_call` does.
+    """
     require_no_call()
     problem = untouched(problem)
     answer: Expected = moved(_expected(problem.cpu(), claims), problem.query.device)
@@ -45,7 +49,9 @@ def _expected(problem: Problem, claims: Claims) -> Expected:
 def expected_gradients(
     problem: Problem, claims: Claims, upstream: Tensor, upstream_lse: Tensor | None = None
 ) -> dict[str, Ball]:
-    """Return what `gradients` does, on the device of the problem, with those of inputs that are one tensor added up."""
+    """Return what `gradients` does, on the device of the problem, with those of inputs that are one
+    tensor added up.
+    """
     require_no_call()
     problem = untouched(problem)
     on_cpu, upstream = problem.cpu(), viewed(upstream.detach()).cpu()
@@ -53,10 +59,14 @@ def expected_gradients(
     others = [] if upstream_lse is None else [viewed(upstream_lse.detach()).cpu()]
 
     def differentiate() -> dict[str, Ball]:
-        return sum_shared(on_cpu, gradients(on_cpu, claims, upstream, _expected(on_cpu, claims), *others))
+        return sum_shared(
+            on_cpu, gradients(on_cpu, claims, upstream, _expected(on_cpu, claims), *others)
+        )
 
     size = 2 * sum(x.numel() for x in _tensors(on_cpu))
-    found: dict[str, Ball] = kept.answer(on_cpu, ("gradients", claims), size, differentiate, upstream, *others)
+    found: dict[str, Ball] = kept.answer(
+        on_cpu, ("gradients", claims), size, differentiate, upstream, *others
+    )
     answer: dict[str, Ball] = moved(found, problem.query.device)
     return answer
 
@@ -64,10 +74,13 @@ def expected_gradients(
 def require_no_call() -> None:
     """Raise RuntimeError while judged code may be running, and in a thread that it has started.
 
-    What it computes by `mha.spec.oracle` from its own inputs is a correct answer, and is not refused.
+    What it computes by `mha.spec.oracle` from its own inputs is a correct answer, and is not
+    refused.
     """
     if not may_answer():
-        raise RuntimeError("no expected result is given while the attention is called, nor to a thread of it")
+        raise RuntimeError(
+            "no expected result is given while the attention is called, nor to a thread of it"
+        )
 
 
 def moved(answer: Any, device: torch.device) -> Any:
@@ -79,26 +92,40 @@ def moved(answer: Any, device: torch.device) -> Any:
     if isinstance(answer, dict):
         return {name: moved(part, device) for name, part in answer.items()}
     if is_dataclass(answer) and not isinstance(answer, type):
-        return replace(answer, **{each.name: moved(getattr(answer, each.name), device) for each in fields(answer)})
+        return replace(
+            answer,
+            **{each.name: moved(getattr(answer, each.name), device) for each in fields(answer)},
+        )
     return (lambda: moved(answer(), device)) if callable(answer) else answer
 
 
 @dataclass
 class Answers:
-    """Answers by the content of what was asked, the oldest first, and how many numbers they have together."""
+    """Answers by the content of what was asked, the oldest first, and how many numbers they have
+    together.
+    """
 
     answers: OrderedDict[Hashable, tuple[int, Any]] = field(default_factory=OrderedDict)
     size: int = 0
 
     def answer(
-        self, problem: Problem, question: Hashable, size: int, ask: Callable[[], Answer], *others: Tensor
+        self,
+        problem: Problem,
+        question: Hashable,
+        size: int,
+        ask: Callable[[], Answer],
+        *others: Tensor,
     ) -> Answer:
-        """Return the answer to a question about a problem, asking unless it is kept; on the CPU alone.
+        """Return the answer to a question about a problem, asking unless it is kept; on the CPU
+        alone.
 
-        size: about how many numbers the answer has. The latest answer is kept whatever its size. others: tensors that
-        the answer depends on besides.
+        size: about how many numbers the answer has. The latest answer is kept whatever its size.
+        others: tensors that the answer depends on besides.
         """
-        if problem.query.device.type != "cpu" or prod(problem.shape) + problem.weights.w_q.numel() < SMALL:
+        if (
+            problem.query.device.type != "cpu"
+            or prod(problem.shape) + problem.weights.w_q.numel() < SMALL
+        ):
             return ask()
         key = question, _content_of(problem), tuple(map(_content, others))
         if key not in self.answers:
@@ -116,7 +143,9 @@ kept = Answers()
 
 
 def _content_of(problem: Problem) -> Hashable:
-    """Return what makes two problems one: all numbers and how they lie in memory, and which inputs are one tensor."""
+    """Return what makes two problems one: all numbers and how they lie in memory, and which inputs
+    are one tensor.
+    """
     shared = tuple(first is second for first, second in combinations(_inputs(problem), 2))
     weights = tuple(name for name, _ in problem.weights.named())
     called = problem.is_causal, tuple(problem.options.of_scores.items())
@@ -135,5 +164,11 @@ def _tensors(problem: Problem) -> list[Tensor]:
 
 def _content(x: Tensor) -> Hashable:
     """Return the numbers of a tensor as a digest, of 64 bits, and how they lie in memory."""
-    numbers = x.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
+    numbers = (
+        x.detach()
+        .clone(memory_format=torch.contiguous_format)
+        .reshape(-1)
+        .view(torch.uint8)
+        .numpy()
+    )
     return x.dtype, x.shape, x.stride(), hash(numbers.tobytes())

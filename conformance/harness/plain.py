@@ -1,7 +1,9 @@
-"""Tensors at the border: what judged code returns is copied, and what it is given are not the judge's own objects.
+"""Tensors at the border: what judged code returns is copied, and what it is given are not the
+judge's own objects.
 
-An attribute of an instance hides a method: a tensor whose `detach` returns another one would be compared as that one.
-What is used here was taken before any judged code was imported, and looks at no attribute of an instance.
+An attribute of an instance hides a method: a tensor whose `detach` returns another one would be
+compared as that one. What is used here was taken before any judged code was imported, and looks at
+no attribute of an instance.
 """
 
 from __future__ import annotations
@@ -14,13 +16,18 @@ from torch import Tensor
 
 from mha.spec import Config, Problem, Weights
 
-_detach, _clone, _view_as = torch._C.TensorBase.detach, torch._C.TensorBase.clone, torch._C.TensorBase.view_as
+_detach, _clone, _view_as = (
+    torch._C.TensorBase.detach,
+    torch._C.TensorBase.clone,
+    torch._C.TensorBase.view_as,
+)
 _requires_grad = torch._C.TensorBase.requires_grad.__get__  # type: ignore[attr-defined]  # a property of C
 _version_of = torch._C.TensorBase._version.__get__  # type: ignore[attr-defined]  # a property of C
 _variables, _as_plain = object.__getattribute__, torch._C.DisableTorchFunctionSubclass
 _fields_of = attrgetter(*Config.__dataclass_fields__)
 _tensors_of = attrgetter(*Weights.__dataclass_fields__)
-# The judge's own leaves that judged code was given last, by identity; so many are kept, those of two calls.
+# The judge's own leaves that judged code was given last, by identity; so many are kept, those of
+# two calls.
 KEPT = 8
 _leaves: dict[int, Tensor] = {}
 
@@ -49,8 +56,9 @@ def viewed(tensor: Tensor) -> Tensor:
 class Given:
     """What judged code is given instead of the judge's own tensors, in one session.
 
-    That is another object for each tensor, always the same one, so that what it keeps by the object is found again. A
-    tensor that requires a gradient is given itself, since nothing else is a leaf; see `clean`.
+    That is another object for each tensor, always the same one, so that what it keeps by the object
+    is found again. A tensor that requires a gradient is given itself, since nothing else is a leaf;
+    see `clean`.
     """
 
     def __init__(self) -> None:
@@ -83,7 +91,9 @@ def clean() -> None:
 
 def weights_given(weights: Weights) -> Weights:
     """Return weights whose tensors are other objects, with the memory of these."""
-    return Weights(*(None if tensor is None else _detach(tensor) for tensor in _tensors_of(weights)))  # type: ignore[arg-type]  # where they were None
+    return Weights(
+        *(None if tensor is None else _detach(tensor) for tensor in _tensors_of(weights))
+    )  # type: ignore[arg-type]  # where they were None
 
 
 def config_given(config: Config) -> Config:
@@ -92,7 +102,9 @@ def config_given(config: Config) -> Config:
 
 
 def untouched(problem: Problem) -> Problem:
-    """Return the problem with other objects for its tensors, so that nothing that was left on one is looked at."""
+    """Return the problem with other objects for its tensors, so that nothing that was left on one
+    is looked at.
+    """
     others: dict[int, Tensor] = {}
 
     def other(tensor: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Whose an exception is: the judge's own, or that of judged code, which may raise the same types.
 
-An exception is the judge's own if it passed no frame of other code since the judge was left. A frame is the judge's by
-the identity of its code, which no name can pretend; frames of torch and of Python may be between.
+An exception is the judge's own if it passed no frame of other code since the judge was left. A
+frame is the judge's by the identity of its code, which no name can pretend; frames of torch and of
+Python may be between.
 """
 
 from __future__ import annotations
@@ -26,17 +27,26 @@ RAISERS = (
     "mha.implementations.adapters",
 )
 # Of this package: what judges. The rest is what is judged.
-JUDGING = ("mha.spec", "mha.conformance", "mha.implementations.adapters", "mha.implementations.process.pristine")
+JUDGING = (
+    "mha.spec",
+    "mha.conformance",
+    "mha.implementations.adapters",
+    "mha.implementations.process.pristine",
+)
 _paths = sysconfig.get_paths()
 _INSTALLED = (_paths["purelib"], _paths["platlib"])
 _TORCH, _PYTHON = str(Path(torch.__file__).parent) + os.sep, (_paths["stdlib"] + os.sep, "<frozen ")
-_traceback_of: Callable[[BaseException], TracebackType | None] = vars(BaseException)["__traceback__"].__get__
+_traceback_of: Callable[[BaseException], TracebackType | None] = vars(BaseException)[
+    "__traceback__"
+].__get__
 # The function `call` that the author of an adapter has given, of what is judged now.
 _calls: list[CodeType] = []
 
 
 def note_adapter(call: object) -> None:
-    """Note the function that an adapter was given to make calls: it may say that one cannot be expressed."""
+    """Note the function that an adapter was given to make calls: it may say that one cannot be
+    expressed.
+    """
     _calls[:] = [call.__code__] if isinstance(call, FunctionType) else []
 
 
@@ -49,9 +59,15 @@ def frames_of(error: BaseException) -> Iterator[FrameType]:
 
 
 def is_of_judge(error: BaseException) -> bool:
-    """Return whether an exception of a call of judged code is the judge's own, raised by one of the `RAISERS`."""
+    """Return whether an exception of a call of judged code is the judge's own, raised by one of the
+    `RAISERS`.
+    """
     passed = [frame.f_code for frame in frames_of(error)]
-    if passed and any(code is passed[-1] for code in _calls) and issubclass(type(error), ImplementationError):
+    if (
+        passed
+        and any(code is passed[-1] for code in _calls)
+        and issubclass(type(error), ImplementationError)
+    ):
         passed.pop()
         return not any(_is_of_others(code) for code in passed)
     if not passed or any(_is_of_others(code) for code in passed):
@@ -60,7 +76,9 @@ def is_of_judge(error: BaseException) -> bool:
 
 
 def passed_judged_code(error: BaseException, *, beside: str = "") -> bool:
-    """Return whether an exception passed a frame that is neither the judge's, nor of torch or Python."""
+    """Return whether an exception passed a frame that is neither the judge's, nor of torch or
+    Python.
+    """
     return any(_is_of_others(frame.f_code, beside) for frame in frames_of(error))
 
 

@@ -1,4 +1,6 @@
-"""What a session records: its steps, in order, and the tensors that came of them with the code that names them."""
+"""What a session records: its steps, in order, and the tensors that came of them with the code that
+names them.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ from mha.spec.problem import INPUTS
 class RecordedTensor:
     """A tensor that the implementation returned, with the expression that names it in a script.
 
-    note_margin: called with the largest error/bound of each comparison with a bound. index: of the part of `name` that
-    the tensor is; empty for the whole. returned: what the implementation returned, with its own memory; for comparisons
-    there is a copy, which no later call changes.
+    note_margin: called with the largest error/bound of each comparison with a bound. index: of the
+    part of `name` that the tensor is; empty for the whole. returned: what the implementation
+    returned, with its own memory; for comparisons there is a copy, which no later call changes.
     """
 
     tensor: Tensor
@@ -44,7 +46,9 @@ class RecordedTensor:
 
     def detached(self) -> RecordedTensor:
         """Return a copy of the same tensor without its history, for comparisons."""
-        return RecordedTensor(copied(self.tensor), self.name, self.note_margin, self.index, self.tensor)
+        return RecordedTensor(
+            copied(self.tensor), self.name, self.note_margin, self.index, self.tensor
+        )
 
     def map(self, change: Callable[[Tensor], Tensor], code: str) -> RecordedTensor:
         """Return the tensor changed; `code` is the change, with {} for the tensor."""
@@ -57,7 +61,8 @@ class RecordedTensor:
 
 @dataclass(frozen=True, eq=False)
 class RecordedOutput:
-    """What a call returned: output (B, L, D) and weights (B, H, L, S), None if not asked for or not returned.
+    """What a call returned: output (B, L, D) and weights (B, H, L, S), None if not asked for or not
+    returned.
 
     lse: (B, H, L), if it was asked for.
     """
@@ -89,9 +94,10 @@ class DeriveStep:
 class CallStep:
     """An attention was called.
 
-    build: the number of the step that made the attention. seed: set before the call, if any. switches: whether the call
-    of `train()` or `eval()` was needed first. upstream: what the output was multiplied by for `backward`, if anything;
-    wanted: the inputs whose gradients were asked for then.
+    build: the number of the step that made the attention. seed: set before the call, if any.
+    switches: whether the call of `train()` or `eval()` was needed first. upstream: what the output
+    was multiplied by for `backward`, if anything; wanted: the inputs whose gradients were asked for
+    then.
     """
 
     number: int
@@ -106,14 +112,17 @@ class CallStep:
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """The names of the inputs, and of the mask, that require a gradient, or whose gradients are wanted."""
+        """The names of the inputs, and of the mask, that require a gradient, or whose gradients are
+        wanted.
+        """
         given = (name for name in (*INPUTS, "mask") if getattr(self.problem, name) is not None)
         recorded = [name for name in given if getattr(self.problem, name).requires_grad]
         return tuple(dict.fromkeys((*self.wanted, *recorded)))
 
 
 def _composed(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the one index that selects what two do, the second of numbers alone; empty if that is not simple.
+    """Return the one index that selects what two do, the second of numbers alone; empty if that is
+    not simple.
 
     >>> _composed((0, [3, 5]), (1, 2))
     (0, 5, 2)

@@ -30,15 +30,17 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 class TextbookAttention(Holder):
     """Correct attention in steps, each of which a defect may override.
 
-    allowed: what the masks of the last call allow, boolean (B, H, L, S). options: of the last call. joins_causal: the
-    causal flag arrives as part of the mask, as where an adapter translates it.
+    allowed: what the masks of the last call allow, boolean (B, H, L, S). options: of the last call.
+    joins_causal: the causal flag arrives as part of the mask, as where an adapter translates it.
     """
 
     allowed: Tensor
     options = Options()
     joins_causal = False
 
-    def __init__(self, claims: Claims, config: Config, weights: Weights, generator: torch.Generator) -> None:
+    def __init__(
+        self, claims: Claims, config: Config, weights: Weights, generator: torch.Generator
+    ) -> None:
         super().__init__()
         self.claims, self.config, self.generator = claims, config, generator
         self.hold(weights.named())
@@ -60,12 +62,16 @@ class TextbookAttention(Holder):
         scores = self.score(q, k)
         if options.is_causal and self.joins_causal:
             causal = causal_mask(scores.shape[2], scores.shape[3], self.alignment, scores.device)
-            options = options.change(mask=join_causal(options.mask, causal[None, None]), is_causal=False)
+            options = options.change(
+                mask=join_causal(options.mask, causal[None, None]), is_causal=False
+            )
         self.allowed, bias = self.allow(options, scores)
         scores, bias = self.cap(scores, bias)
         weights = self.weigh(scores, self.allowed, bias)
         output = self.combine(weights, v, inputs[0])
-        lse = self.log_sum_exp(scores + bias, self.allowed, inputs[0]) if options.return_lse else None
+        lse = (
+            self.log_sum_exp(scores + bias, self.allowed, inputs[0]) if options.return_lse else None
+        )
         return Output(output, weights.to(inputs[0]) if options.need_weights else None, lse)
 
     @property
@@ -79,7 +85,11 @@ class TextbookAttention(Holder):
 
     def scale(self) -> float:
         """Return what the scores are multiplied by."""
-        return self.claims.scale_for(self.config.head_dim) if self.options.scale is None else self.options.scale
+        return (
+            self.claims.scale_for(self.config.head_dim)
+            if self.options.scale is None
+            else self.options.scale
+        )
 
     def project(self, x: Tensor, role: str) -> Tensor:
         """Return the heads (B, H, length, d_k) of an input; role: "q", "k" or "v"."""
@@ -89,7 +99,9 @@ class TextbookAttention(Holder):
     def split(self, projected: Tensor, role: str) -> Tensor:
         """Split (B, length, heads * d_k) into heads (B, heads, length, d_k)."""
         width = self.config.width_of(role)
-        heads: Tensor = projected.unflatten(-1, (projected.shape[-1] // width, width)).transpose(1, 2)
+        heads: Tensor = projected.unflatten(-1, (projected.shape[-1] // width, width)).transpose(
+            1, 2
+        )
         return heads
 
     def repeat(self, heads: Tensor, times: int) -> Tensor:
@@ -101,7 +113,9 @@ class TextbookAttention(Holder):
         if not self.config.projected:
             return x
         bias = getattr(self, f"b_{role}", None)
-        return F.linear(x, computable(getattr(self, f"w_{role}")), None if bias is None else computable(bias))
+        return F.linear(
+            x, computable(getattr(self, f"w_{role}")), None if bias is None else computable(bias)
+        )
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         """Return the scores (B, H, L, S), without mask."""
@@ -113,7 +127,12 @@ class TextbookAttention(Holder):
         if mask is not None and mask.dtype != scores.dtype:
             mask = _fit_mask(mask.bool(), scores)
         declared = self.claims.scores.alibi
-        return allowed_by(options.change(mask=mask), scores, self.alignment, declared.form if declared else "signed")
+        return allowed_by(
+            options.change(mask=mask),
+            scores,
+            self.alignment,
+            declared.form if declared else "signed",
+        )
 
     def cap(self, scores: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores with the cap of the call, and what is still added to them."""
@@ -140,7 +159,10 @@ class TextbookAttention(Holder):
     def log_sum_exp(self, scores: Tensor, allowed: Tensor, query: Tensor) -> Tensor:
         """Return the log-sum-exp of each row, (B, H, L), as the claims have it."""
         declared = self.claims.lse or Lse()
-        lse = log_sum_exp(scores, allowed, self.sinks(scores) if declared.sink else None) / declared.log_base
+        lse = (
+            log_sum_exp(scores, allowed, self.sinks(scores) if declared.sink else None)
+            / declared.log_base
+        )
         lse = lse.masked_fill(~allowed.any(-1), math.inf) if declared.empty == "+inf" else lse
         return lse.to(declared.dtypes_for(query.dtype)[-1])
 
@@ -153,7 +175,9 @@ class TextbookAttention(Holder):
         claimed = self.claims.dropout
         dropped = F.dropout(weights, self.config.dropout, self.training and claimed != "output")
         output = self.linear(self.merge(dropped @ v).to(query), "o")
-        return F.dropout(output, self.config.dropout_of_output, self.training and claimed in DROPS_OUTPUT)
+        return F.dropout(
+            output, self.config.dropout_of_output, self.training and claimed in DROPS_OUTPUT
+        )
 
 
 def _fit_mask(mask: Tensor, scores: Tensor) -> Tensor:

@@ -1,1 +1,3 @@
-"""Properties: one module for each family of clauses, one function for each way in which a clause is tested."""
+"""Properties: one module for each family of clauses, one function for each way in which a clause is
+tested.
+"""

@@ -7,7 +7,14 @@ from dataclasses import replace
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, FEW_LAYOUTS, MODERATE, MOST_VALUES, Domain
+from mha.conformance.cases.domain import (
+    ALL_LAYOUTS,
+    BOTH,
+    FEW_LAYOUTS,
+    MODERATE,
+    MOST_VALUES,
+    Domain,
+)
 from mha.conformance.cases.mask_kinds import BOOLEAN, FEW, FLOAT
 from mha.conformance.cases.transforms import passing_heads, with_width, zeroed
 from mha.conformance.harness.assertions import assume, expect_close
@@ -32,7 +39,12 @@ FORWARD_DEFECTS = ("lopsided", "slightly_lopsided", "unmasked", "slightly_scaled
 
 @property_of(
     "NUM-1",
-    Domain(masks=("none", "all", *BOOLEAN, *FLOAT), causal=BOTH, values=MOST_VALUES, layouts=ALL_LAYOUTS),
+    Domain(
+        masks=("none", "all", *BOOLEAN, *FLOAT),
+        causal=BOTH,
+        values=MOST_VALUES,
+        layouts=ALL_LAYOUTS,
+    ),
     must_reject=FORWARD_DEFECTS,
 )
 def results_are_within_the_bound(session: Session, case: Case) -> None:
@@ -51,14 +63,20 @@ def results_are_within_the_bound(session: Session, case: Case) -> None:
     number=10,
 )
 def results_are_within_the_bound_of_a_plain_softmax(session: Session, case: Case) -> None:
-    """Where nothing is declared of the softmax, results are within the bound for one in the accumulator's dtype."""
+    """Where nothing is declared of the softmax, results are within the bound for one in the
+    accumulator's dtype.
+    """
     problem, claims = case.problem(), session.claims
     plain = replace(claims, rounding=claims.rounding.of_plain_softmax)
-    because = "the oracle's value, with the bound of a plain softmax: declare Rounding(...) if it rounds more"
+    because = (
+        "the oracle's value, with the bound of a plain softmax: declare Rounding(...) if it rounds"
+        " more"
+    )
     expect_result(session(problem), session.expected(problem, plain), because)
 
 
-# Of a head, where there are more heads than in large models: the time that weights take grows with its square.
+# Of a head, where there are more heads than in large models: the time that weights take grows with
+# its square.
 WIDEST_OF_MANY = 32
 # More items and heads than other cases have, and masks that differ by them.
 MANY_ITEMS_AND_HEADS = Domain(
@@ -129,8 +147,12 @@ def results_on_several_threads_are_within_the_bound(session: Session, case: Case
     max_cases=4,
     number=5,
 )
-def results_for_more_than_1024_heads_of_a_batch_are_within_the_bound(session: Session, case: Case) -> None:
-    """Output and weights are within the bound where items exceed 64, and times heads 1024, and masks differ by both."""
+def results_for_more_than_1024_heads_of_a_batch_are_within_the_bound(
+    session: Session, case: Case
+) -> None:
+    """Output and weights are within the bound where items exceed 64, and times heads 1024, and
+    masks differ by both.
+    """
     _expect_within_the_bound(session, case)
 
 
@@ -156,11 +178,20 @@ def results_of_heads_wider_than_256_are_within_the_bound(session: Session, case:
     number=7,
 )
 def results_of_everyday_inference_are_within_the_bound(session: Session, case: Case) -> None:
-    """The output is within the bound in evaluation without gradients, mask or weights, where fast paths are common."""
+    """The output is within the bound in evaluation without gradients, mask or weights, where fast
+    paths are common.
+    """
     _expect_within_the_bound(session, case)
 
 
-@property_of("NUM-1", ONE_OF_EACH_WIDTH, requires="HED-1", must_reject=("lopsided", "mean"), max_cases=1, number=8)
+@property_of(
+    "NUM-1",
+    ONE_OF_EACH_WIDTH,
+    requires="HED-1",
+    must_reject=("lopsided", "mean"),
+    max_cases=1,
+    number=8,
+)
 def results_of_each_width_of_heads_are_within_the_bound(session: Session, case: Case) -> None:
     """Output and weights are within the bound for each width that heads of known models have."""
     for each in cases_of_each_width(session, case):
@@ -179,7 +210,9 @@ def results_for_more_than_64_heads_are_within_the_bound(session: Session, case: 
     """Output and weights are within the bound for 65 heads, and masks that differ by them."""
     # Narrow, since the time that weights take grows with the square of d_model.
     sizes = session.claims.sizes
-    case = replace(case, head_dim=sizes.fit_head_dim(1 if sizes.head_dims else min(case.head_dim, 3)))
+    case = replace(
+        case, head_dim=sizes.fit_head_dim(1 if sizes.head_dims else min(case.head_dim, 3))
+    )
     assume(case.head_dim <= WIDEST_OF_MANY, "d_model would be too large")
     _expect_within_the_bound(session, case)
 
@@ -199,10 +232,14 @@ def double_precision_is_double_throughout(session: Session, case: Case) -> None:
 
 
 @property_of(
-    "NUM-3", replace(MANY_ELEMENTS_IN_HALF, masks=("none", *FEW), causal=BOTH), must_reject=("lopsided", "zeros")
+    "NUM-3",
+    replace(MANY_ELEMENTS_IN_HALF, masks=("none", *FEW), causal=BOTH),
+    must_reject=("lopsided", "zeros"),
 )
 def half_precision_is_no_worse_than_the_plain_formula(session: Session, case: Case) -> None:
-    """In half precision the root mean square error is at most twice that of the plain formula in the same dtype."""
+    """In half precision the root mean square error is at most twice that of the plain formula in
+    the same dtype.
+    """
     expect_no_worse_than_plain(session, case)
 
 
@@ -256,6 +293,9 @@ def numbers_at_the_end_of_the_range_are_not_clamped(session: Session, case: Case
     weights = problem.weights
     of_scores = LARGE_SCORE / ((1 + abs(scale)) * float(products.amax()))
     of_values = LARGE_VALUE / float(values.amax())
-    for large in (problem.change(w_q=weights.w_q * of_scores), problem.change(w_v=weights.w_v * of_values)):
+    for large in (
+        problem.change(w_q=weights.w_q * of_scores),
+        problem.change(w_v=weights.w_v * of_values),
+    ):
         output, expected = session(large).output, session.expected(large).output
         expect_close(output, expected, because="the oracle's value, and nothing overflows")

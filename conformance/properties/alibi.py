@@ -18,16 +18,29 @@ from mha.conformance.properties.support.shared_assertions import (
 )
 
 SLOPED = Domain(
-    masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, values=(*MODERATE, "large"), slopes=("falling", "equal", "mixed")
+    masks=("none", *BOOLEAN, *FLOAT),
+    causal=BOTH,
+    values=(*MODERATE, "large"),
+    slopes=("falling", "equal", "mixed"),
 )
 
 
-@property_of("ALB-1", SLOPED, needs="scores.alibi", requires="HED-1", must_reject=("ignores_slopes", "lopsided"))
+@property_of(
+    "ALB-1",
+    SLOPED,
+    needs="scores.alibi",
+    requires="HED-1",
+    must_reject=("ignores_slopes", "lopsided"),
+)
 def alibi_is_the_float_mask_of_its_slopes(session: Session, case: Case) -> None:
     """With slopes the result is within the bound of the oracle's, beside masks and the causal flag."""
     problem = case.problem()
     assume_answered(session, problem)
-    expect_result(session(problem), session.expected(problem), "the oracle's value, with the bias of the slopes")
+    expect_result(
+        session(problem),
+        session.expected(problem),
+        "the oracle's value, with the bias of the slopes",
+    )
 
 
 @property_of(
@@ -48,7 +61,9 @@ def alibi_is_the_float_mask_of_its_slopes(session: Session, case: Case) -> None:
     number=2,
 )
 def alibi_goes_with_other_options(session: Session, case: Case) -> None:
-    """With slopes beside a window, a cap, a scale or grouped heads the result is within the bound of the oracle's."""
+    """With slopes beside a window, a cap, a scale or grouped heads the result is within the bound
+    of the oracle's.
+    """
     expect_together(session, case.problem())
 
 
@@ -63,7 +78,9 @@ def alibi_goes_with_other_options(session: Session, case: Case) -> None:
 )
 def gradients_have_the_slopes(session: Session, case: Case) -> None:
     """With slopes the gradients are within the bound."""
-    expect_gradients(session, case.problem(), None, "by the oracle's formulas, with the bias of the slopes")
+    expect_gradients(
+        session, case.problem(), None, "by the oracle's formulas, with the bias of the slopes"
+    )
 
 
 @property_of(
@@ -76,5 +93,7 @@ def gradients_have_the_slopes(session: Session, case: Case) -> None:
     number=5,
 )
 def slopes_have_an_effect(session: Session, case: Case) -> None:
-    """Where slopes change the exact result by ten times the bound, the result is not that without them."""
+    """Where slopes change the exact result by ten times the bound, the result is not that without
+    them.
+    """
     expect_effect(session, case.problem(), "alibi")

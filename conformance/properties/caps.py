@@ -23,12 +23,23 @@ from mha.conformance.properties.support.shared_assertions import (
 
 # At, and on both sides of, scores of ordinary size.
 CAPS = (1.0, 0.5, 5.0, 30.0)
-CAPPED = Domain(masks=("none", *BOOLEAN, *FLOAT, *EMPTY), causal=BOTH, values=(*MODERATE, "large"), softcaps=CAPS)
+CAPPED = Domain(
+    masks=("none", *BOOLEAN, *FLOAT, *EMPTY),
+    causal=BOTH,
+    values=(*MODERATE, "large"),
+    softcaps=CAPS,
+)
 # Times the largest score that there may be.
 FAR_ABOVE = 1e3
 
 
-@property_of("CAP-1", CAPPED, needs="scores.softcap", requires="HED-1", must_reject=("ignores_softcap", "lopsided"))
+@property_of(
+    "CAP-1",
+    CAPPED,
+    needs="scores.softcap",
+    requires="HED-1",
+    must_reject=("ignores_softcap", "lopsided"),
+)
 def a_softcap_acts_where_it_is_declared_to(session: Session, case: Case) -> None:
     """With a cap the result is within the bound of the oracle's, beside masks and the causal flag."""
     problem = case.problem()
@@ -39,7 +50,13 @@ def a_softcap_acts_where_it_is_declared_to(session: Session, case: Case) -> None
 
 @property_of(
     "CAP-1",
-    replace(CAPPED, masks=COMMON, windows=(None, (2, 0), (0, 1)), scales=(None, 2.0), variants=("plain", "grouped")),
+    replace(
+        CAPPED,
+        masks=COMMON,
+        windows=(None, (2, 0), (0, 1)),
+        scales=(None, 2.0),
+        variants=("plain", "grouped"),
+    ),
     needs="scores.softcap",
     requires="CAP-1",
     must_reject=("ignores_softcap", "lopsided"),
@@ -47,7 +64,9 @@ def a_softcap_acts_where_it_is_declared_to(session: Session, case: Case) -> None
     number=2,
 )
 def a_softcap_goes_with_other_options(session: Session, case: Case) -> None:
-    """With a cap beside a scale, a window or grouped heads the result is within the bound of the oracle's."""
+    """With a cap beside a scale, a window or grouped heads the result is within the bound of the
+    oracle's.
+    """
     expect_together(session, case.problem())
 
 
@@ -76,7 +95,11 @@ def a_cap_far_above_the_scores_is_right(session: Session, case: Case) -> None:
     """With a cap a thousand times the scores the result is within the bound."""
     plain = case.problem()
     assume_answered(session, plain)
-    largest = float(session.expected(plain).max_score.nan_to_num().max()) if case.B * case.L * case.S else 1.0
+    largest = (
+        float(session.expected(plain).max_score.nan_to_num().max())
+        if case.B * case.L * case.S
+        else 1.0
+    )
     problem = plain.change(softcap=FAR_ABOVE * max(1.0, largest))
     because = "the oracle's value, with a cap far above the scores"
     expect_result(session(problem), session.expected(problem), because)
@@ -99,7 +122,11 @@ def a_cap_of_zero_caps_nothing_or_is_refused(session: Session, case: Case) -> No
         output = session(plain.change(softcap=0.0)).output
     except CallRaised:
         return
-    expect_close(output, session.expected(plain).output, because="the oracle's value without a cap, since 0 is none")
+    expect_close(
+        output,
+        session.expected(plain).output,
+        because="the oracle's value without a cap, since 0 is none",
+    )
 
 
 @property_of(
@@ -133,5 +160,7 @@ def scores_far_above_the_cap_give_finite_results(session: Session, case: Case) -
     number=3,
 )
 def a_softcap_has_an_effect(session: Session, case: Case) -> None:
-    """Where a cap changes the exact result by ten times the bound, the result is not that without it."""
+    """Where a cap changes the exact result by ten times the bound, the result is not that without
+    it.
+    """
     expect_effect(session, case.problem(), "softcap")

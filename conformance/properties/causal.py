@@ -24,7 +24,9 @@ def _causal_mask(session: Session, problem: Problem) -> torch.Tensor:
     """Return the boolean (L, S) mask of the claimed alignment."""
     alignment = session.claims.causal
     assert alignment is not None
-    return causal_mask(problem.query.shape[1], problem.key.shape[1], alignment, problem.query.device)
+    return causal_mask(
+        problem.query.shape[1], problem.key.shape[1], alignment, problem.query.device
+    )
 
 
 @property_of(
@@ -56,8 +58,12 @@ def later_positions_have_no_influence(session: Session, case: Case) -> None:
     must_reject=("unmasked", "lopsided"),
     number=2,
 )
-def later_positions_have_no_influence_beside_the_lowest_number(session: Session, case: Case) -> None:
-    """This holds with left padding as the lowest number too, although a row may have no other allowed key."""
+def later_positions_have_no_influence_beside_the_lowest_number(
+    session: Session, case: Case
+) -> None:
+    """This holds with left padding as the lowest number too, although a row may have no other
+    allowed key.
+    """
     problem = case.problem()
     later = (~_causal_mask(session, problem)).expand(case.B, -1, -1)
     mask = problem.query.new_zeros(1, 1, 1, problem.key.shape[1])
@@ -65,8 +71,12 @@ def later_positions_have_no_influence_beside_the_lowest_number(session: Session,
     expect_unread(session, problem.change(mask=mask), later, case.generator, "which come after")
 
 
-def _expect_explicit(session: Session, problem: Problem, output: RecordedTensor, because: str) -> None:
-    """Expect the output of a causal call to be that of one mask which says the same, or, if none can, the oracle's."""
+def _expect_explicit(
+    session: Session, problem: Problem, output: RecordedTensor, because: str
+) -> None:
+    """Expect the output of a causal call to be that of one mask which says the same, or, if none
+    can, the oracle's.
+    """
     claims, expected = session.claims, session.bound_of(problem)
     if claims.always_causal or not (claims.masks and claims.per_query_mask):
         expect_close(output, expected(), because=because)
@@ -82,10 +92,14 @@ def _expect_explicit(session: Session, problem: Problem, output: RecordedTensor,
 def causal_flag_equals_the_triangular_mask(session: Session, case: Case) -> None:
     """is_causal=True equals the explicit lower-triangular mask, including the diagonal."""
     problem = case.problem()
-    _expect_explicit(session, problem, session(problem).output, "the result for the lower-triangular mask")
+    _expect_explicit(
+        session, problem, session(problem).output, "the result for the lower-triangular mask"
+    )
 
 
-@property_of("CAU-3", Domain(causal=CAUSAL, inputs=("cross",)), needs="cross_attention", may_refuse=False)
+@property_of(
+    "CAU-3", Domain(causal=CAUSAL, inputs=("cross",)), needs="cross_attention", may_refuse=False
+)
 def causal_alignment_is_as_declared(session: Session, case: Case) -> None:
     """With L != S, the declared alignment holds, or the call raises."""
     problem = case.problem()
@@ -95,7 +109,10 @@ def causal_alignment_is_as_declared(session: Session, case: Case) -> None:
         if case.L != case.S:
             return
         raise
-    because = f"the result for the causal mask aligned {session.claims.causal}, with L = {case.L} and S = {case.S}"
+    because = (
+        f"the result for the causal mask aligned {session.claims.causal}, with L = {case.L} and S ="
+        f" {case.S}"
+    )
     _expect_explicit(session, problem, output, because)
 
 
@@ -109,7 +126,15 @@ def causal_flag_and_mask_are_combined(session: Session, case: Case) -> None:
 
 @property_of(
     "CAU-5",
-    Domain(causal=CAUSAL, square=True, min_L=2, min_S=2, layouts=DENSE, modes=WITH_GRADIENT, values=MODERATE),
+    Domain(
+        causal=CAUSAL,
+        square=True,
+        min_L=2,
+        min_S=2,
+        layouts=DENSE,
+        modes=WITH_GRADIENT,
+        values=MODERATE,
+    ),
     needs="gradients",
     must_reject=("unmasked",),
 )
@@ -117,10 +142,14 @@ def later_positions_have_no_gradient(session: Session, case: Case) -> None:
     """The gradient of output i with respect to every input at j > i is exactly 0."""
     problem = case.problem()
     last = int(torch.randint(problem.query.shape[1] - 1, (1,), generator=case.generator))
-    rows = (torch.arange(problem.query.shape[1], device=problem.query.device) <= last).expand(case.B, -1)
+    rows = (torch.arange(problem.query.shape[1], device=problem.query.device) <= last).expand(
+        case.B, -1
+    )
     upstream = session.upstream(problem, rows)
     for name, gradient in session.gradients(problem, upstream).items():
         if name not in INPUTS:
             continue
         later = gradient[:, slice(last + 1, None)]
-        expect_equal(later, 0.0, because=f"no output up to position {last} depends on {name} after it")
+        expect_equal(
+            later, 0.0, because=f"no output up to position {last} depends on {name} after it"
+        )

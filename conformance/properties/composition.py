@@ -42,9 +42,10 @@ from mha.conformance.properties.support.shared_assertions import (
 from mha.spec import Options, Problem, Weights, oracle
 from mha.spec.claims import DTYPES
 
-# A compilation takes a second, and generated code ten, so there is one case of each property. No two sizes are
-# equal, and lengths are multiples of 4: at others, Inductor of torch 2.13 may assert an alignment of 16 bytes that a
-# part of a tensor does not have, which is not a fault of the attention.
+# A compilation takes a second, and generated code ten, so there is one case of each property. No
+# two sizes are equal, and lengths are multiples of 4: at others, Inductor of torch 2.13 may assert
+# an alignment of 16 bytes that a part of a tensor does not have, which is not a fault of the
+# attention.
 ONE_UNMASKED = Domain(
     inputs=("cross",),
     values=("normal",),
@@ -72,11 +73,14 @@ CAPTURE = "aot_eager_default_partitioner"
 def _generated_code_hidden() -> Iterator[None]:
     """Let the compiler write its modules where Hypothesis does not read them.
 
-    Hypothesis draws constants from the user's own modules, so that later cases would depend on what was compiled; it
-    skips folders named "tests". The folder is kept, like the compiler's own: its probe of the machine takes seconds.
+    Hypothesis draws constants from the user's own modules, so that later cases would depend on what
+    was compiled; it skips folders named "tests". The folder is kept, like the compiler's own: its
+    probe of the machine takes seconds.
     """
     user = os.getuid() if hasattr(os, "getuid") else getuser()
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or Path(gettempdir(), f"mha_conformance_{user}")
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or Path(
+        gettempdir(), f"mha_conformance_{user}"
+    )
     with patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "tests"))}):
         yield
 
@@ -101,32 +105,50 @@ def _expect_compiled(session: Session, case: Case, backend: str) -> None:
         )
 
     with _generated_code_hidden():
-        if backend != "inductor" or not differentiable:  # code for both passes includes what this generates
+        if (
+            backend != "inductor" or not differentiable
+        ):  # code for both passes includes what this generates
             # Both passes of `CAPTURE` include its forward pass; the mode makes a graph of its own.
             alone = "eager" if differentiable else backend
             instance = compiled(alone)
-            because = f"the eager output (instead of compiled with the backend {alone!r}, under no_grad)"
-            expect_agree(session(problem, via=instance, mode="no_grad").output, base, bound, because=because)
+            because = (
+                f"the eager output (instead of compiled with the backend {alone!r}, under no_grad)"
+            )
+            expect_agree(
+                session(problem, via=instance, mode="no_grad").output, base, bound, because=because
+            )
             if emptied := _without_keys(session, problem):
-                eager, output = session(emptied).output, session(emptied, via=instance, mode="no_grad").output
+                eager, output = (
+                    session(emptied).output,
+                    session(emptied, via=instance, mode="no_grad").output,
+                )
                 because += ", where rows have no allowed key"
                 expect_agree(output, eager, session.bound_of(emptied), because=because)
         if differentiable:
             leaves = problem.map_inputs(leaf_of)
             recorded = session.forward(leaves, via=compiled(backend))
             output = session.unscripted(recorded.detach(), "compiled")
-            because = f"the eager output (instead of compiled with the backend {backend!r}, with gradients)"
+            because = (
+                f"the eager output (instead of compiled with the backend {backend!r}, with"
+                " gradients)"
+            )
             expect_agree(output, base, bound, because=because)
-            expect_backward(session, leaves, recorded, f"compiled (backend {backend!r})", session.built(problem))
+            expect_backward(
+                session, leaves, recorded, f"compiled (backend {backend!r})", session.built(problem)
+            )
 
 
 def _without_keys(session: Session, problem: Problem) -> Problem | None:
-    """Return the problem with a mask that leaves the first item, or all that share it, no key; None without a mask."""
+    """Return the problem with a mask that leaves the first item, or all that share it, no key; None
+    without a mask.
+    """
     mask = problem.mask
     if mask is None or session.claims.empty_row == "error":
         return None
     hidden = False if mask.dtype == torch.bool else -torch.inf
-    return problem.change(mask=mask.index_fill(0, torch.zeros(1, dtype=torch.long, device=mask.device), hidden))
+    return problem.change(
+        mask=mask.index_fill(0, torch.zeros(1, dtype=torch.long, device=mask.device), hidden)
+    )
 
 
 def _has_compiler(device: str) -> bool:
@@ -136,13 +158,23 @@ def _has_compiler(device: str) -> bool:
     return bool(shutil.which("g++") or shutil.which("clang++"))
 
 
-@property_of("CMP-1", ONE_UNMASKED, needs="composes=compile", requires="HED-1", must_reject=(), max_cases=1)
+@property_of(
+    "CMP-1", ONE_UNMASKED, needs="composes=compile", requires="HED-1", must_reject=(), max_cases=1
+)
 def compiled_agrees_with_eager(session: Session, case: Case) -> None:
     """The module compiled by torch.compile agrees with eager, without masks."""
     _expect_compiled(session, case, CAPTURE)
 
 
-@property_of("CMP-1", ONE_MASKED, needs="composes=compile", requires="HED-1", must_reject=(), max_cases=1, number=2)
+@property_of(
+    "CMP-1",
+    ONE_MASKED,
+    needs="composes=compile",
+    requires="HED-1",
+    must_reject=(),
+    max_cases=1,
+    number=2,
+)
 def compiled_mask_agrees(session: Session, case: Case) -> None:
     """The module compiled by torch.compile agrees with eager, with a mask and a causal flag."""
     _expect_compiled(session, as_causal(session.claims, case), CAPTURE)
@@ -175,7 +207,9 @@ def generated_code_agrees(session: Session, case: Case) -> None:
     slow=True,
 )
 def generated_code_without_gradients_agrees(session: Session, case: Case) -> None:
-    """Inductor's code for inference agrees with eager: it is other code, and where sizes are equal, axes look alike."""
+    """Inductor's code for inference agrees with eager: it is other code, and where sizes are equal,
+    axes look alike.
+    """
     assume(_has_compiler(case.device), "the machine has no compiler for generated code")
     alike = replace(case, n_heads=4, B=4, L=4, S=4)
     for each in (case, alike):
@@ -202,13 +236,17 @@ class _Positional(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Return the output (B, L, D) without the weights."""
-        output: Tensor = self.attention(query, key, value, **self.options.change(mask=mask).arguments).output
+        output: Tensor = self.attention(
+            query, key, value, **self.options.change(mask=mask).arguments
+        ).output
         return output
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep from the terminal the graphs that the exporter prints if it fails; its error says enough."""
+    """Keep from the terminal the graphs that the exporter prints if it fails; its error says
+    enough.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -219,10 +257,17 @@ def _quiet() -> Iterator[None]:
 
 
 def _expect_exported(session: Session, case: Case) -> None:
-    """The exported program is within the bound for the sizes that it was captured with, and for others."""
+    """The exported program is within the bound for the sizes that it was captured with, and for
+    others.
+    """
     problem = case.problem()
     B, L, S = (torch.export.Dim(name, min=1, max=1 << 12) for name in ("B", "L", "S"))
-    sizes: Any = ({0: B, 1: L}, {0: B, 1: S}, {0: B, 1: S}, None if problem.mask is None else {0: B, 2: L, 3: S})
+    sizes: Any = (
+        {0: B, 1: L},
+        {0: B, 1: S},
+        {0: B, 1: S},
+        None if problem.mask is None else {0: B, 2: L, 3: S},
+    )
     given = session.given.problem(problem)
     inputs = given.query, given.key, given.value, given.mask
     with _quiet():
@@ -234,13 +279,20 @@ def _expect_exported(session: Session, case: Case) -> None:
             "{}  # exported by torch.export.export with dynamic B, L and S",
         )
     program: Any = wrapped.attention
-    longer = replace(case, B=case.B + 1, L=case.L + 2, S=case.S + 3).problem().change(weights=problem.weights)
+    longer = (
+        replace(case, B=case.B + 1, L=case.L + 2, S=case.S + 3)
+        .problem()
+        .change(weights=problem.weights)
+    )
     for each in (problem, longer):
         with guarded("the exported program"):
             given = session.given.problem(each)
             result = program.module()(given.query, given.key, given.value, given.mask)
         output = session.unscripted(result, "exported")
-        because = f"the oracle's value, by the exported program for (B, L, S) = {each.shape[0], *each.shape[2:]}"
+        because = (
+            "the oracle's value, by the exported program for (B, L, S) ="
+            f" {each.shape[0], *each.shape[2:]}"
+        )
         expect_close(output, session.expected(each).output, because=because)
 
 
@@ -288,7 +340,9 @@ def exported_mask_agrees(session: Session, case: Case) -> None:
     max_cases=12,
 )
 def functional_transforms_agree(session: Session, case: Case) -> None:
-    """functional_call, vmap over two sets of weights, and grad of torch.func agree with the plain module."""
+    """functional_call, vmap over two sets of weights, and grad of torch.func agree with the plain
+    module.
+    """
     problem = case.problem()
     if not problem.config.projected:
         _expect_func_of_queries(session, problem)
@@ -300,7 +354,10 @@ def functional_transforms_agree(session: Session, case: Case) -> None:
     other = problem.change(weights=others)
     second = session.built(other).attention
     assert isinstance(second, nn.Module)
-    own, new = ({name: p.detach() for name, p in each.named_parameters()} for each in (module.eval(), second))
+    own, new = (
+        {name: p.detach() for name, p in each.named_parameters()}
+        for each in (module.eval(), second)
+    )
     given = session.given.problem(problem)
     options = given.options.arguments
 
@@ -315,7 +372,9 @@ def functional_transforms_agree(session: Session, case: Case) -> None:
         replaced = call(new, given.query)
         both = {name: torch.stack([own[name], new[name]]) for name in own}
         many = torch.func.vmap(call, in_dims=(0, None))(both, given.query)
-        gradient = torch.func.grad(lambda query: (call(new, query) * viewed(upstream)).sum())(given.query)
+        gradient = torch.func.grad(lambda query: (call(new, query) * viewed(upstream)).sum())(
+            given.query
+        )
     expected = session.expected(problem).output, session.expected(other).output
     because = "the oracle's value for other weights, passed by functional_call"
     expect_close(session.unscripted(replaced, "functional"), expected[1], because=because)
@@ -323,7 +382,9 @@ def functional_transforms_agree(session: Session, case: Case) -> None:
         because = "the oracle's value, under vmap over two sets of weights"
         expect_close(session.unscripted(many[index], f"many[{index}]"), each, because=because)
     slope = session.expected_gradients(other, upstream)["query"]
-    expect_close(session.unscripted(gradient, "gradient"), slope, because="the gradient, by torch.func.grad")
+    expect_close(
+        session.unscripted(gradient, "gradient"), slope, because="the gradient, by torch.func.grad"
+    )
 
 
 def _expect_func_of_queries(session: Session, problem: Problem) -> None:
@@ -337,12 +398,20 @@ def _expect_func_of_queries(session: Session, problem: Problem) -> None:
     upstream, other = session.upstream(problem), problem.change(query=-problem.query)
     with guarded("torch.func"):
         many = torch.func.vmap(call)(torch.stack([given.query, -given.query]))
-        gradient = torch.func.grad(lambda query: (call(query) * viewed(upstream)).sum())(given.query)
+        gradient = torch.func.grad(lambda query: (call(query) * viewed(upstream)).sum())(
+            given.query
+        )
     for index, each in enumerate((problem, other)):
         because = "the oracle's value, under vmap over two queries"
-        expect_close(session.unscripted(many[index], f"many[{index}]"), session.expected(each).output, because=because)
+        expect_close(
+            session.unscripted(many[index], f"many[{index}]"),
+            session.expected(each).output,
+            because=because,
+        )
     slope = session.expected_gradients(problem, upstream)["query"]
-    expect_close(session.unscripted(gradient, "gradient"), slope, because="the gradient, by torch.func.grad")
+    expect_close(
+        session.unscripted(gradient, "gradient"), slope, because="the gradient, by torch.func.grad"
+    )
 
 
 @property_of(
@@ -356,7 +425,9 @@ def autocast_is_within_the_low_precision_bound(session: Session, case: Case) -> 
     """Under autocast the result is within the bound of low precision, and every gradient is finite."""
     problem = case.problem()
     assume_answered(session, problem)
-    need_weights = case.need_weights and case.mask not in EMPTY  # MSK-8 tests whether empty rows depend on them
+    need_weights = (
+        case.need_weights and case.mask not in EMPTY
+    )  # MSK-8 tests whether empty rows depend on them
     dtypes = AUTOCAST_DTYPE, problem.query.dtype
     result = session(problem, mode="autocast", need_weights=need_weights, dtypes=dtypes)
     because = "the oracle's value, with each product in bfloat16"
@@ -374,7 +445,9 @@ def _expect_finite_gradients_under_autocast(session: Session, problem: Problem) 
             output = leaves.call(called).output
         output.float().sum().backward()
     inputs = leaves.distinct().items()
-    gradients = [session.unscripted(x.grad, f"{name}.grad") for name, x in inputs if x.grad is not None]
+    gradients = [
+        session.unscripted(x.grad, f"{name}.grad") for name, x in inputs if x.grad is not None
+    ]
     if session.claims.weight_gradients:
         gradients += session.weight_gradients(instance, problem.weights).values()
     for gradient in gradients:

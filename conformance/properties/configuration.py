@@ -14,7 +14,13 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.claimed import sorted_biases
 from mha.conformance.cases.domain import DENSE, Domain
 from mha.conformance.cases.transforms import with_config
-from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close, expect_raises
+from mha.conformance.harness.assertions import (
+    assume,
+    expect,
+    expect_agree,
+    expect_close,
+    expect_raises,
+)
 from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, Violation
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedTensor
@@ -27,11 +33,16 @@ from mha.spec import Config, Problem, Weights
 
 UNCHECKED = ("never_refuses",)
 # Only the configuration matters here.
-CONSTRUCTION = Domain(values=("normal",), layouts=DENSE, modes=("eval",), need_weights=(False,), inputs=("self",))
+CONSTRUCTION = Domain(
+    values=("normal",), layouts=DENSE, modes=("eval",), need_weights=(False,), inputs=("self",)
+)
 
 
 @property_of(
-    "CFG-1", replace(CONSTRUCTION, min_heads=2), needs=("projections", "own_head_dim=False"), must_reject=UNCHECKED
+    "CFG-1",
+    replace(CONSTRUCTION, min_heads=2),
+    needs=("projections", "own_head_dim=False"),
+    must_reject=UNCHECKED,
 )
 def indivisible_width_gives_no_result(session: Session, case: Case) -> None:
     """No call returns a result where d_model % n_heads != 0: construction raises, or the call does."""
@@ -42,7 +53,8 @@ def indivisible_width_gives_no_result(session: Session, case: Case) -> None:
 
 def _expect_no_result(session: Session, case: Case, config: Config) -> None:
     """Expect construction or the call to raise; the message says what was computed instead."""
-    # A class that rounds the width of its heads, down or up, has projections of another width than d_model.
+    # A class that rounds the width of its heads, down or up, has projections of another width than
+    # d_model.
     rounded = config.d_model // config.n_heads
     widths = [width for width in (rounded, rounded + 1) if width]
     for each in (config, *[replace(config, d_head=width) for width in widths]):
@@ -62,7 +74,9 @@ def _expect_no_result(session: Session, case: Case, config: Config) -> None:
 
 
 def _computed(session: Session, problem: Problem) -> str:
-    """Return in words what a call returns; raises CallRaised, and AdapterError where no weights can be loaded."""
+    """Return in words what a call returns; raises CallRaised, and AdapterError where no weights can
+    be loaded.
+    """
     try:
         return _computed_heads(session, problem, session(problem, need_weights=False).output)
     except CallRaised:
@@ -72,14 +86,18 @@ def _computed(session: Session, problem: Problem) -> str:
 
 
 def _computed_as_constructed(session: Session, problem: Problem) -> str:
-    """Return in words what a module returns with the weights that it was constructed with; "" if its call raises."""
+    """Return in words what a module returns with the weights that it was constructed with; "" if
+    its call raises.
+    """
     original, case = original_of(session.implementation), session.case
     if not isinstance(original, ModuleImplementation):
         raise Discard("weights of such sizes cannot be loaded into what was constructed")
     session.scripted = False  # no step of it builds this
     dtype = getattr(torch, case.dtype)
     with guarded("construction"):
-        made = original.as_constructed(problem.config, problem.weights, dtype=dtype, device=case.device)
+        made = original.as_constructed(
+            problem.config, problem.weights, dtype=dtype, device=case.device
+        )
     try:
         output = session(problem, need_weights=False, via=Instance(0, made)).output
     except CallRaised:
@@ -108,10 +126,15 @@ def _computed_heads(session: Session, problem: Problem, output: RecordedTensor) 
 
 
 @property_of(
-    "CFG-2", replace(CONSTRUCTION, min_heads=2), needs=("projections", "own_head_dim=False"), must_reject=UNCHECKED
+    "CFG-2",
+    replace(CONSTRUCTION, min_heads=2),
+    needs=("projections", "own_head_dim=False"),
+    must_reject=UNCHECKED,
 )
 def error_is_a_value_error_with_both_numbers(session: Session, case: Case) -> None:
-    """Construction with d_model % n_heads != 0 raises a ValueError whose message contains both numbers."""
+    """Construction with d_model % n_heads != 0 raises a ValueError whose message contains both
+    numbers.
+    """
     width = case.n_heads * case.head_dim + 1 + case.seed % (case.n_heads - 1)
     config = replace(case.config, d_model=width)
     error = _expect_rejected(session, config, _indivisible(config))
@@ -119,8 +142,8 @@ def error_is_a_value_error_with_both_numbers(session: Session, case: Case) -> No
     has_both = {str(config.d_model), str(config.n_heads)} <= set(re.findall(r"\d+", str(error)))
     expect(
         isinstance(error, ValueError) and has_both,
-        f"construction raised {raised[:200]!r}, but should raise a ValueError whose message contains both "
-        f"d_model ({config.d_model}) and n_heads ({config.n_heads})",
+        f"construction raised {raised[:200]!r}, but should raise a ValueError whose message"
+        f" contains both d_model ({config.d_model}) and n_heads ({config.n_heads})",
     )
 
 
@@ -128,14 +151,25 @@ def error_is_a_value_error_with_both_numbers(session: Session, case: Case) -> No
 def non_positive_sizes_are_rejected(session: Session, case: Case) -> None:
     """A d_model or n_heads that is not positive raises at construction."""
     width, heads = case.config.d_model, case.n_heads
-    for d_model, n_heads in ((width, 0), (0, heads), (width, -heads), (-width, heads), (-width, -heads), (0, 0)):
+    for d_model, n_heads in (
+        (width, 0),
+        (0, heads),
+        (width, -heads),
+        (-width, heads),
+        (-width, -heads),
+        (0, 0),
+    ):
         config = replace(case.config, d_model=d_model, n_heads=n_heads)
-        _expect_rejected(session, config, f"d_model ({d_model}) and n_heads ({n_heads}) must be positive")
+        _expect_rejected(
+            session, config, f"d_model ({d_model}) and n_heads ({n_heads}) must be positive"
+        )
 
 
 @property_of("CFG-4", CONSTRUCTION, must_reject=("zeros", "mean", "lopsided", "slightly_lopsided"))
 def every_divisor_is_right_or_refused(session: Session, case: Case) -> None:
-    """For every n_heads that divides d_model, including 1 and d_model, results are right, or construction raises."""
+    """For every n_heads that divides d_model, including 1 and d_model, results are right, or
+    construction raises.
+    """
     for problem in _with_each_divisor(session, case):
         try:
             session.built(problem)
@@ -164,11 +198,17 @@ def _with_each_divisor(session: Session, case: Case) -> Iterator[Problem]:
         if session.claims.sizes.refused(n_heads=n_heads, head_dim=config.head_dim, lengths=lengths):
             continue
         # Where heads share key and value, their width depends on the number of heads.
-        yield problem.change(config=config) if config.n_kv_heads is None else with_config(case, config)
+        yield (
+            problem.change(config=config)
+            if config.n_kv_heads is None
+            else with_config(case, config)
+        )
 
 
 @property_of(
-    "CFG-5", replace(CONSTRUCTION, inputs=("cross", "self"), bias=(False,)), needs=("projections", "bias=False")
+    "CFG-5",
+    replace(CONSTRUCTION, inputs=("cross", "self"), bias=(False,)),
+    needs=("projections", "bias=False"),
 )
 def no_bias_equals_zero_biases(session: Session, case: Case) -> None:
     """bias=False has no bias parameter, and equals the same weights with all biases zero."""
@@ -179,7 +219,9 @@ def no_bias_equals_zero_biases(session: Session, case: Case) -> None:
     matrices_of = {role: getattr(weights, f"w_{role}") for role in "qkvo" if config.has_bias(role)}
     zeros = {f"b_{role}": matrix.new_zeros(len(matrix)) for role, matrix in matrices_of.items()}
     with_zeros = without.change(config=config, **zeros)
-    fewer, more = (_parameter_count(session.built(problem).attention) for problem in (without, with_zeros))
+    fewer, more = (
+        _parameter_count(session.built(problem).attention) for problem in (without, with_zeros)
+    )
     # Without weight gradients, the parameters may be anything.
     if fewer is not None and more is not None and session.claims.weight_gradients:
         biases = sum(zero.numel() for zero in zeros.values())
@@ -187,12 +229,16 @@ def no_bias_equals_zero_biases(session: Session, case: Case) -> None:
         # With bias=True, it may still have no key bias, which changes no result.
         expect(
             fewer == more - biases or (more < matrices + biases and fewer <= matrices),
-            f"the parameters hold {fewer} numbers with bias=False and {more} with bias=True, {biases} of them biases",
-            "count = lambda attention: sum(p.numel() for p in getattr(attention, 'module', attention).parameters())",
+            f"the parameters hold {fewer} numbers with bias=False and {more} with bias=True,"
+            f" {biases} of them biases",
+            "count = lambda attention: sum(p.numel() for p in getattr(attention, 'module',"
+            " attention).parameters())",
             f"assert count(attention_1) == count(attention_2) - {biases}",
         )
     bounds, expected = map(session.bound_of, (without, with_zeros)), session(with_zeros).output
-    expect_agree(session(without).output, expected, *bounds, because="the result with all biases zero")
+    expect_agree(
+        session(without).output, expected, *bounds, because="the result with all biases zero"
+    )
 
 
 @property_of("CFG-6", CONSTRUCTION, needs=("projections", "dropout"), must_reject=UNCHECKED)
@@ -205,7 +251,9 @@ def invalid_dropout_is_rejected(session: Session, case: Case) -> None:
 
 def _expect_rejected(session: Session, config: Config, because: str) -> BaseException:
     """Expect construction to raise; return the exception."""
-    weights = Weights.random(config, session.case.seed).to(getattr(torch, session.case.dtype), session.case.device)
+    weights = Weights.random(config, session.case.seed).to(
+        getattr(torch, session.case.dtype), session.case.device
+    )
     return expect_raises(partial(session.build, config, weights), because=because)
 
 
@@ -214,6 +262,10 @@ def _indivisible(config: Config) -> str:
 
 
 def _parameter_count(attention: object) -> int | None:
-    """Count the numbers in the parameters of a module, or of the one that an adapter wraps; None without a module."""
+    """Count the numbers in the parameters of a module, or of the one that an adapter wraps; None
+    without a module.
+    """
     module = getattr(attention, "module", attention)
-    return sum(p.numel() for p in module.parameters()) if isinstance(module, torch.nn.Module) else None
+    return (
+        sum(p.numel() for p in module.parameters()) if isinstance(module, torch.nn.Module) else None
+    )

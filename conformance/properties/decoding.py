@@ -23,17 +23,26 @@ CHUNKS = replace(DECODING, min_L=2, min_S=2)
 EDITED = replace(DECODING, min_B=2, min_L=3, min_S=3, max_length=17)
 
 
-@property_of("INC-1", replace(DECODING, variants=("plain", "grouped")), needs="decodes", requires="HED-1")
+@property_of(
+    "INC-1", replace(DECODING, variants=("plain", "grouped")), needs="decodes", requires="HED-1"
+)
 def decoding_equals_one_causal_pass(session: Session, case: Case) -> None:
-    """Decoding position by position with a cache equals one causal pass, with fewer key/value heads too."""
+    """Decoding position by position with a cache equals one causal pass, with fewer key/value heads
+    too.
+    """
     _expect_decoded(session, case, case.problem())
 
 
 def _expect_decoded(session: Session, case: Case, problem: Problem) -> None:
-    """Two sequences, decoded in turn, equal one causal pass each: the cache is not of the module but of a sequence."""
+    """Two sequences, decoded in turn, equal one causal pass each: the cache is not of the module
+    but of a sequence.
+    """
     if session.claims.dropout and case.seed % 2:  # none of it in evaluation
         problem = with_dropout(problem, 0.5)
-    sequences = [DecodedSequence(session, each) for each in (problem, problem.map_inputs(lambda x: x.flip(1)))]
+    sequences = [
+        DecodedSequence(session, each)
+        for each in (problem, problem.map_inputs(lambda x: x.flip(1)))
+    ]
     decoded: tuple[list[Tensor], list[Tensor]] = [], []
     for position in range(problem.query.shape[1]):
         for sequence, outputs in zip(sequences, decoded, strict=True):
@@ -52,7 +61,9 @@ def _expect_decoded(session: Session, case: Case, problem: Problem) -> None:
     must_reject=("lopsided",),
 )
 def long_decoding_equals_one_causal_pass(session: Session, case: Case) -> None:
-    """Decoding equals one causal pass beyond the length that caches often start with, in heads of everyday width."""
+    """Decoding equals one causal pass beyond the length that caches often start with, in heads of
+    everyday width.
+    """
     _expect_decoded(session, case, replace(case, head_dim=64, L=260, S=260).problem())
 
 
@@ -67,11 +78,18 @@ def long_decoding_equals_one_causal_pass(session: Session, case: Case) -> None:
 def extra_keys_count_once_in_decoding(session: Session, case: Case) -> None:
     """Extra keys take part in each step from the first one on, and once."""
     keys = extra_keys(session.claims)
-    _expect_decoded(session, case, with_extra(case.problem(), case, keys[case.seed // 2 % len(keys)]))
+    _expect_decoded(
+        session, case, with_extra(case.problem(), case, keys[case.seed // 2 % len(keys)])
+    )
 
 
 @property_of(
-    "INC-1", replace(DECODING, min_B=2, max_length=17), needs="decodes_ragged", requires="HED-1", max_cases=40, number=5
+    "INC-1",
+    replace(DECODING, min_B=2, max_length=17),
+    needs="decodes_ragged",
+    requires="HED-1",
+    max_cases=40,
+    number=5,
 )
 def items_of_different_lengths_are_decoded_each_for_itself(session: Session, case: Case) -> None:
     """Items that advance at their own pace equal one causal pass."""
@@ -88,7 +106,9 @@ def items_of_different_lengths_are_decoded_each_for_itself(session: Session, cas
     must_reject=("lopsided",),
 )
 def long_items_are_decoded_each_for_itself(session: Session, case: Case) -> None:
-    """Items that advance at their own pace equal one causal pass beyond the usual length of a page of a cache."""
+    """Items that advance at their own pace equal one causal pass beyond the usual length of a page
+    of a cache.
+    """
     _expect_ragged(session, replace(case, L=70, S=70))
 
 
@@ -100,7 +120,9 @@ def _expect_ragged(session: Session, case: Case) -> None:
 
 @property_of("INC-2", CHUNKS, needs="decodes=chunks", requires="HED-1", max_cases=40)
 def chunks_against_a_cache_equal_one_causal_pass(session: Session, case: Case) -> None:
-    """However a sequence is cut into chunks, decoding them equals one causal pass; a chunk may fill the cache."""
+    """However a sequence is cut into chunks, decoding them equals one causal pass; a chunk may fill
+    the cache.
+    """
     sequence = DecodedSequence(session, case.problem())
     ends = _ends_of_chunks(case)
     chunks = [sequence.decode_positions(start, end) for start, end in pairwise([0, *ends])]
@@ -108,10 +130,19 @@ def chunks_against_a_cache_equal_one_causal_pass(session: Session, case: Case) -
 
 
 @property_of(
-    "INC-2", CHUNKS, needs="decodes=True", requires="HED-1", must_reject=(), level="SHOULD", max_cases=10, number=2
+    "INC-2",
+    CHUNKS,
+    needs="decodes=True",
+    requires="HED-1",
+    must_reject=(),
+    level="SHOULD",
+    max_cases=10,
+    number=2,
 )
 def several_positions_at_once_are_right_or_refused(session: Session, case: Case) -> None:
-    """What is claimed to decode one position at a time takes several as one causal pass does, or refuses them."""
+    """What is claimed to decode one position at a time takes several as one causal pass does, or
+    refuses them.
+    """
     sequence = DecodedSequence(session, case.problem())
     ends = _ends_of_chunks(case)
     try:
@@ -122,25 +153,35 @@ def several_positions_at_once_are_right_or_refused(session: Session, case: Case)
 
 
 def _ends_of_chunks(case: Case) -> list[int]:
-    """Return where the chunks of a sequence end: all at once, or after some of its positions, at random."""
+    """Return where the chunks of a sequence end: all at once, or after some of its positions, at
+    random.
+    """
     inner = 0 if case.seed % 3 == 0 else min(case.L - 1, 1 + case.seed % 4)
     order = torch.randperm(case.L - 1, generator=case.generator) + 1
     return [*sorted(order[:inner].tolist()), case.L]
 
 
-@property_of("INC-3", EDITED, needs=("decodes", "cache_edits=reorder"), requires="HED-1", max_cases=20)
+@property_of(
+    "INC-3", EDITED, needs=("decodes", "cache_edits=reorder"), requires="HED-1", max_cases=20
+)
 def reordered_cache_decodes_the_items_that_it_holds(session: Session, case: Case) -> None:
-    """After its items are reordered, some of them twice and some not at all, a cache decodes those that it has."""
+    """After its items are reordered, some of them twice and some not at all, a cache decodes those
+    that it has.
+    """
     problem, middle = case.problem(), case.L // 2 + 1
     sequence = DecodedSequence(session, problem)
     sequence.decode_until(middle)
     items = torch.randint(case.B, (case.B,), generator=case.generator).to(problem.query.device)
     sequence.reorder(items)
-    sequence.problem = problem.map_inputs(lambda x: torch.cat([x[items, :middle], x[:, middle:]], 1))
+    sequence.problem = problem.map_inputs(
+        lambda x: torch.cat([x[items, :middle], x[:, middle:]], 1)
+    )
     sequence.expect_one_pass(sequence.decode_rest(middle), middle)
 
 
-@property_of("INC-3", EDITED, needs=("decodes", "cache_edits=crop"), requires="HED-1", max_cases=20, number=2)
+@property_of(
+    "INC-3", EDITED, needs=("decodes", "cache_edits=crop"), requires="HED-1", max_cases=20, number=2
+)
 def cropped_cache_forgets_what_came_after(session: Session, case: Case) -> None:
     """After rejected positions are cropped, decoding goes on as if they had never been."""
     problem, kept = case.problem(), 1 + case.seed % (case.L - 1)
@@ -151,9 +192,13 @@ def cropped_cache_forgets_what_came_after(session: Session, case: Case) -> None:
     sequence.expect_one_pass(sequence.decode_rest(kept), kept)
 
 
-@property_of("INC-3", EDITED, needs=("decodes", "cache_edits=copy"), requires="HED-1", max_cases=20, number=3)
+@property_of(
+    "INC-3", EDITED, needs=("decodes", "cache_edits=copy"), requires="HED-1", max_cases=20, number=3
+)
 def copied_cache_is_one_of_its_own(session: Session, case: Case) -> None:
-    """A cache and its copy go on with positions of their own, in turn, without a change of the other."""
+    """A cache and its copy go on with positions of their own, in turn, without a change of the
+    other.
+    """
     problem, shared = case.problem(), 1 + case.seed % (case.L - 1)
     sequence = DecodedSequence(session, problem)
     sequence.decode_until(shared)

@@ -1,4 +1,6 @@
-"""NUM-7: in half precision, the error of a whole output, projected on what small defects would do to it."""
+"""NUM-7: in half precision, the error of a whole output, projected on what small defects would do
+to it.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ from mha.spec import Claims, Problem
 from mha.spec.directed import Allowance, allowance, allowances
 from mha.spec.rounding_graph import rounding_graph
 
-# Values that spread over many units in the last place, and so many rows and heads that a defect of 1% outweighs
-# rounding; see `mha.spec.directed` for the model.
+# Values that spread over many units in the last place, and so many rows and heads that a defect of
+# 1% outweighs rounding; see `mha.spec.directed` for the model.
 MANY_ROWS = Domain(
     dtypes=HALF,
     scale="wide",
@@ -35,25 +37,41 @@ MANY_ROWS = Domain(
     values=("normal",),
     layouts=DENSE,
     inputs=INPUTS,
-    sizes={"n_heads": (4, 8), "head_dim": (32, 16, 64, 128, 20), "B": (4, 2), "L": (33, 65), "S": (33, 65)},
+    sizes={
+        "n_heads": (4, 8),
+        "head_dim": (32, 16, 64, 128, 20),
+        "B": (4, 2),
+        "L": (33, 65),
+        "S": (33, 65),
+    },
 )
 # Those of cases whose sizes the property itself gives them.
 PLAIN_ROWS = replace(MANY_ROWS, masks=("none",), causal=(False,), inputs=("cross",))
-# As many rows, in calls that have few queries, keys or heads: those of a decoding step, or of a kernel of their own.
+# As many rows, in calls that have few queries, keys or heads: those of a decoding step, or of a
+# kernel of their own.
 FEW_IN_EACH_CALL = replace(
     MANY_ROWS,
     min_S=8,
-    sizes={"n_heads": (4, 1, 2), "head_dim": (32, 16, 64), "B": (128,), "L": (1, 8, 2), "S": (33, 8)},
+    sizes={
+        "n_heads": (4, 1, 2),
+        "head_dim": (32, 16, 64),
+        "B": (128,),
+        "L": (1, 8, 2),
+        "S": (33, 8),
+    },
 )
-# The items of a batch in which a scale 0.4% off shows in bfloat16: the more rows, the less of it rounding explains.
+# The items of a batch in which a scale 0.4% off shows in bfloat16: the more rows, the less of it
+# rounding explains.
 MANY_ITEMS = 32
-# The lengths of a case with many keys: beyond a block of 512, and of 1024 with one query more than a tile of 64.
+# The lengths of a case with many keys: beyond a block of 512, and of 1024 with one query more than
+# a tile of 64.
 FEW_ROWS, MANY_KEYS = 40, 600
 MORE_ROWS, MORE_KEYS = 65, 1100
-# As many as sums that are kept in half precision from tile to tile take before that shows; fewer in self-attention,
-# which has as many queries.
+# As many as sums that are kept in half precision from tile to tile take before that shows; fewer in
+# self-attention, which has as many queries.
 LONG_ROWS, LONG_KEYS, LONG_SELF = 33, 4096, 1024
-# Items with two keys each, whose row sums are near 1, so that what is added to them shows from 0.1% on in bfloat16.
+# Items with two keys each, whose row sums are near 1, so that what is added to them shows from 0.1%
+# on in bfloat16.
 ITEMS_OF_TWO_KEYS = 1024
 # About how many directions a case has, as far as memory goes.
 MOST_DIRECTIONS = 12
@@ -75,9 +93,13 @@ def errors_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
     expect_rounding_alone(session, case)
 
 
-@property_of("NUM-7", PLAIN_ROWS, requires="HED-1", must_reject=("lopsided",), max_cases=2, number=2)
+@property_of(
+    "NUM-7", PLAIN_ROWS, requires="HED-1", must_reject=("lopsided",), max_cases=2, number=2
+)
 def errors_for_many_keys_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error of the output better than rounding does, for 600 keys."""
+    """In half precision no small defect explains the error of the output better than rounding does,
+    for 600 keys.
+    """
     expect_rounding_alone(session, with_many_keys(case, FEW_ROWS, MANY_KEYS))
 
 
@@ -91,22 +113,32 @@ def errors_for_many_keys_do_not_add_up_to_a_defect(session: Session, case: Case)
     number=3,
 )
 def errors_in_a_large_batch_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error better than rounding does, for 32 items, in each mode."""
+    """In half precision no small defect explains the error better than rounding does, for 32 items,
+    in each mode.
+    """
     case = replace(case, B=MANY_ITEMS, n_heads=8, head_dim=16, L=33, S=33)
     problem = case.problem()
     for mode in ALL_MODES:
         expect_rounding_alone(session, case, problem, mode)
 
 
-@property_of("NUM-7", FEW_IN_EACH_CALL, requires="HED-1", must_reject=("lopsided",), max_cases=3, number=4)
+@property_of(
+    "NUM-7", FEW_IN_EACH_CALL, requires="HED-1", must_reject=("lopsided",), max_cases=3, number=4
+)
 def errors_for_few_queries_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors of few queries of many items better than rounding."""
+    """In half precision no small defect explains the errors of few queries of many items better
+    than rounding.
+    """
     expect_rounding_alone(session, case)
 
 
-@property_of("NUM-7", FEW_IN_EACH_CALL, requires="HED-1", must_reject=("lopsided",), max_cases=2, number=5)
+@property_of(
+    "NUM-7", FEW_IN_EACH_CALL, requires="HED-1", must_reject=("lopsided",), max_cases=2, number=5
+)
 def errors_of_many_small_calls_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors of many calls with one item better than rounding does."""
+    """In half precision no small defect explains the errors of many calls with one item better than
+    rounding does.
+    """
     assume_modelled(session, case)
     problem = case.problem()
     outputs = [session(item(problem, index)).output.tensor for index in range(case.B)]
@@ -115,26 +147,40 @@ def errors_of_many_small_calls_do_not_add_up_to_a_defect(session: Session, case:
     )
 
 
-@property_of("NUM-7", PLAIN_ROWS, requires="HED-1", must_reject=("lopsided",), max_cases=1, number=7)
+@property_of(
+    "NUM-7", PLAIN_ROWS, requires="HED-1", must_reject=("lopsided",), max_cases=1, number=7
+)
 def errors_for_more_than_1024_keys_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error better than rounding does, for three heads on 1100 keys."""
+    """In half precision no small defect explains the error better than rounding does, for three
+    heads on 1100 keys.
+    """
     many = with_many_keys(case, MORE_ROWS, MORE_KEYS)
     expect_rounding_alone(session, replace(many, n_heads=min(many.n_heads, 3), head_dim=64))
 
 
-@property_of("NUM-7", PLAIN_ROWS, requires="HED-1", must_reject=("lopsided",), max_cases=1, number=9)
+@property_of(
+    "NUM-7", PLAIN_ROWS, requires="HED-1", must_reject=("lopsided",), max_cases=1, number=9
+)
 def errors_for_4096_keys_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error better than rounding does, for three heads on 4096 keys."""
+    """In half precision no small defect explains the error better than rounding does, for three
+    heads on 4096 keys.
+    """
     assume(case.inputs == "cross", "in self-attention there would be as many queries")
     many = with_long_rows(case)
     expect_rounding_alone(session, replace(many, n_heads=min(many.n_heads, 3), head_dim=64))
 
 
-@property_of("NUM-7", PLAIN_ROWS, requires="HED-1", must_reject=("lopsided",), max_cases=1, number=8)
+@property_of(
+    "NUM-7", PLAIN_ROWS, requires="HED-1", must_reject=("lopsided",), max_cases=1, number=8
+)
 def errors_for_two_keys_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error better than rounding does, for two keys of many items."""
+    """In half precision no small defect explains the error better than rounding does, for two keys
+    of many items.
+    """
     queries = 2 if case.causal or case.inputs != "cross" else 8
-    expect_rounding_alone(session, replace(case, B=ITEMS_OF_TWO_KEYS, n_heads=4, head_dim=16, L=queries, S=2))
+    expect_rounding_alone(
+        session, replace(case, B=ITEMS_OF_TWO_KEYS, n_heads=4, head_dim=16, L=queries, S=2)
+    )
 
 
 def with_long_rows(case: Case) -> Case:
@@ -143,7 +189,9 @@ def with_long_rows(case: Case) -> Case:
 
 
 def with_many_keys(case: Case, queries: int, keys: int) -> Case:
-    """Return a case with so many keys; with as many queries, and one head, where the inputs are one tensor."""
+    """Return a case with so many keys; with as many queries, and one head, where the inputs are one
+    tensor.
+    """
     if case.inputs == "cross":
         return replace(case, B=1, n_heads=4, head_dim=16, L=queries, S=keys)
     return replace(case, B=1, n_heads=1, head_dim=64, L=keys, S=keys)
@@ -179,10 +227,11 @@ def expect_explained(
     place: Callable[[Tested], str] = lambda _: "",
     assertion: Callable[[Tested], Sequence[str]] = lambda _: (),
 ) -> float:
-    """Expect the error along each direction to be one that rounding explains; return the largest ratio.
+    """Expect the error along each direction to be one that rounding explains; return the largest
+    ratio.
 
-    code: the results, as in "output_1 is". place: says where a defect is, as in " in head 0", or "". assertion: the
-    lines of a script that show it.
+    code: the results, as in "output_1 is". place: says where a defect is, as in " in head 0", or
+    "". assertion: the lines of a script that show it.
     """
     informative = [test for test in tested if test.part.is_informative]
     assume(bool(informative), "rounding alone could hide each defect that is looked for")
@@ -196,16 +245,28 @@ def expect_explained(
 def assume_modelled(session: Session, case: Case) -> None:
     """Discard a case to which the model of the directed tests does not apply."""
     assume(
-        case.device == "cpu", "a GPU may store partial sums in half precision, which the rounding graph does not have"
+        case.device == "cpu",
+        "a GPU may store partial sums in half precision, which the rounding graph does not have",
     )
     rounding = session.claims.rounding
-    assume(not rounding.reductions, "Rounding.reductions is declared, and the rounding graph has no partial sums")
-    assume(rounding.accumulator != "float16", "sums in float16 are declared, and the rounding graph has none")
+    assume(
+        not rounding.reductions,
+        "Rounding.reductions is declared, and the rounding graph has no partial sums",
+    )
+    assume(
+        rounding.accumulator != "float16",
+        "sums in float16 are declared, and the rounding graph has none",
+    )
     dropped = rounding.mode == "toward_zero"
-    assume(not dropped, 'the model is of rounding to nearest, and Rounding(mode="toward_zero") is declared')
+    assume(
+        not dropped,
+        'the model is of rounding to nearest, and Rounding(mode="toward_zero") is declared',
+    )
 
 
-def expect_rounding_alone(session: Session, case: Case, problem: Problem | None = None, mode: str = "") -> None:
+def expect_rounding_alone(
+    session: Session, case: Case, problem: Problem | None = None, mode: str = ""
+) -> None:
     """Expect the error of the output along each direction to be one that rounding explains.
 
     problem, mode: those of the case by default.
@@ -213,13 +274,20 @@ def expect_rounding_alone(session: Session, case: Case, problem: Problem | None 
     assume_modelled(session, case)
     problem = problem or case.problem()
     assume(not refuses(session, problem), "a row is empty, so that the call raises")
-    expect_errors_of_rounding(session, case, problem, session(problem, mode=mode or case.mode).output)
+    expect_errors_of_rounding(
+        session, case, problem, session(problem, mode=mode or case.mode).output
+    )
 
 
 def expect_errors_of_rounding(
-    session: Session, case: Case, problem: Problem, output: RecordedTensor, claims: Claims | None = None
+    session: Session,
+    case: Case,
+    problem: Problem,
+    output: RecordedTensor,
+    claims: Claims | None = None,
 ) -> None:
-    """Expect the error of an output (B, L, D) of a problem along each direction to be one that rounding explains.
+    """Expect the error of an output (B, L, D) of a problem along each direction to be one that
+    rounding explains.
 
     claims: say how it rounds; those of the session by default.
     """
@@ -229,7 +297,8 @@ def expect_errors_of_rounding(
     expect(finite, f"{output.code} is not finite in a row that has keys")
     error = (output.tensor.detach().double() - exact.output).masked_fill(~exact.known, 0.0)
     tested = [
-        Tested(direction, part, float((error * direction.change["output"]).sum())) for direction, part in exact.parts
+        Tested(direction, part, float((error * direction.change["output"]).sum()))
+        for direction, part in exact.parts
     ]
     ratio = expect_explained(
         f"{output.code} is",
@@ -251,7 +320,9 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class ExactOutput:
-    """What an output is compared with: the exact one, its rows that are known, and the directions with allowances."""
+    """What an output is compared with: the exact one, its rows that are known, and the directions
+    with allowances.
+    """
 
     output: Tensor
     known: Tensor
@@ -264,7 +335,9 @@ def exact_output(known: Known) -> ExactOutput:
     def solve() -> ExactOutput:
         graph = rounding_graph(known.problem, known.claims)
         found = list(directions(graph, known.case))
-        parts = zip(found, allowances(graph, [each.change["output"] for each in found]), strict=True)
+        parts = zip(
+            found, allowances(graph, [each.change["output"] for each in found]), strict=True
+        )
         return ExactOutput(graph.output, graph.known, list(parts))
 
     size = 2 * MOST_DIRECTIONS * known.problem.query.numel()  # of outputs, and of contexts
@@ -272,39 +345,62 @@ def exact_output(known: Known) -> ExactOutput:
 
 
 def _assertion(session: Session, found: Tested) -> list[str]:
-    """Return the lines of a script that fail by the last call, or none where there is no formula for it."""
+    """Return the lines of a script that fail by the last call, or none where there is no formula
+    for it.
+    """
     if not session.scripted:
         return []
     last, formula = last_call(session), found.direction.formula
     # A script names tensors by the first call that has them.
-    first = next(step for step in session.steps if isinstance(step, CallStep) and step.problem is last.problem)
+    first = next(
+        step
+        for step in session.steps
+        if isinstance(step, CallStep) and step.problem is last.problem
+    )
     return assertion_of(
-        replace(first, build=last.build), last.number, session.claims, formula, found.text, found.explained
+        replace(first, build=last.build),
+        last.number,
+        session.claims,
+        formula,
+        found.text,
+        found.explained,
     )
 
 
 def last_call(session: Session) -> CallStep:
-    """Return the last step of a session, which is a call, and the first that built with its weights.
+    """Return the last step of a session, which is a call, and the first that built with its
+    weights.
 
     A script names weights by that one.
     """
     call = session.steps[-1]
     assert isinstance(call, CallStep)
     builds = (step for step in session.steps if isinstance(step, BuildStep))
-    return replace(call, build=next(step.number for step in builds if step.weights is call.problem.weights))
+    return replace(
+        call, build=next(step.number for step in builds if step.weights is call.problem.weights)
+    )
 
 
 def _place(known: Known, error: Tensor, found: Tested) -> str:
-    """Return in words which item, head and tile of queries explain the error, each where only one does, or ""."""
+    """Return in words which item, head and tile of queries explain the error, each where only one
+    does, or "".
+    """
     contexts, places = found.direction.contexts, list[str]()
     if contexts is None:
         return ""
     # <error, W_o c> = <W_o^T error, c> for contexts c
-    gradient = (error @ known.problem.weights.w_o.detach().double()).unflatten(-1, (contexts.shape[1], -1))
-    products, graph = gradient.transpose(1, 2) * contexts, cache(lambda: rounding_graph(known.problem, known.claims))
+    gradient = (error @ known.problem.weights.w_o.detach().double()).unflatten(
+        -1, (contexts.shape[1], -1)
+    )
+    products, graph = (
+        gradient.transpose(1, 2) * contexts,
+        cache(lambda: rounding_graph(known.problem, known.claims)),
+    )
 
     def explains(dim: int, part: tuple[int, int]) -> bool:
-        """Return whether the rest of the error is one of rounding, and that along a part of the direction is not."""
+        """Return whether the rest of the error is one of rounding, and that along a part of the
+        direction is not.
+        """
         projected, only = float(products.narrow(dim, *part).sum()), torch.zeros_like(contexts)
         if abs(found.projected - projected) > found.part.threshold:
             return False
@@ -312,25 +408,34 @@ def _place(known: Known, error: Tensor, found: Tested) -> str:
         return abs(projected) > allowance(graph(), graph().output_of(only)).threshold
 
     for dim, parts in enumerate(_parts(contexts)):
-        largest = sorted(parts, key=lambda name: -abs(float(products.narrow(dim, *parts[name]).sum())))[:2]
+        largest = sorted(
+            parts, key=lambda name: -abs(float(products.narrow(dim, *parts[name]).sum()))
+        )[:2]
         if len(parts) > 1 and [explains(dim, parts[name]) for name in largest] == [True, False]:
             places.append(largest[0])
     return f" in {', '.join(places)}" if places else ""
 
 
 def _parts(contexts: Tensor) -> list[dict[str, tuple[int, int]]]:
-    """Return the start and the length of the parts of contexts (B, H, L, d_k), by their names, for each dimension."""
+    """Return the start and the length of the parts of contexts (B, H, L, d_k), by their names, for
+    each dimension.
+    """
     items, heads, rows, _ = contexts.shape
     tiles = {start: min(TILE, rows - start) for start in range(0, rows, TILE)}
     return [
         {f"item {item}": (item, 1) for item in range(items)},
         {f"head {head}": (head, 1) for head in range(heads)},
-        {f"queries {start} to {start + length - 1}": (start, length) for start, length in tiles.items()},
+        {
+            f"queries {start} to {start + length - 1}": (start, length)
+            for start, length in tiles.items()
+        },
     ]
 
 
 def _explanation(tested: Sequence[Tested]) -> Tested:
-    """Return the first direction without whose share all others would pass, else the one with the largest ratio."""
+    """Return the first direction without whose share all others would pass, else the one with the
+    largest ratio.
+    """
     for one in (test for test in tested if test.ratio > 1):
         share = one.projected / one.part.size
         left = [test.projected - share * test.direction.times(one.direction) for test in tested]
@@ -345,4 +450,7 @@ def _message(code: str, found: Tested, place: str) -> str:
     if share < 0:
         share, least, most = -share, -most, -least
     size = f"{percent(share)} ({percent(least)} to {percent(most)})"
-    return f"{code} as if {found.text.format(size)}{place}; rounding explains {percent(found.explained)} at most"
+    return (
+        f"{code} as if {found.text.format(size)}{place}; rounding explains"
+        f" {percent(found.explained)} at most"
+    )

@@ -1,4 +1,6 @@
-"""GRD-8: in half precision, the errors of whole gradients, projected on what small defects would do to them."""
+"""GRD-8: in half precision, the errors of whole gradients, projected on what small defects would do
+to them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,12 @@ from mha.conformance.properties.support.directed_script import (
     gradient_assertion_of,
     random_gradients,
 )
-from mha.conformance.properties.support.directions import Direction, last_key, masked_weight, random_signs
+from mha.conformance.properties.support.directions import (
+    Direction,
+    last_key,
+    masked_weight,
+    random_signs,
+)
 from mha.spec import Problem
 from mha.spec.directed import Allowance
 from mha.spec.directed_gradients import allowances_of_gradients
@@ -66,7 +73,9 @@ GRADIENT_ROWS = replace(
     max_cases=4,
 )
 def errors_of_gradients_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors of the gradients better than rounding does."""
+    """In half precision no small defect explains the errors of the gradients better than rounding
+    does.
+    """
     expect_gradients_by_rounding_alone(session, case)
 
 
@@ -79,10 +88,16 @@ def errors_of_gradients_do_not_add_up_to_a_defect(session: Session, case: Case) 
     max_cases=1,
     number=2,
 )
-def errors_of_gradients_for_many_keys_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors of gradients better than rounding, beyond blocks of 512."""
+def errors_of_gradients_for_many_keys_do_not_add_up_to_a_defect(
+    session: Session, case: Case
+) -> None:
+    """In half precision no small defect explains the errors of gradients better than rounding,
+    beyond blocks of 512.
+    """
     keys = LONG_KEYS if case.inputs == "cross" else LONG_ROWS
-    expect_gradients_by_rounding_alone(session, replace(case, B=1, n_heads=1, head_dim=32, L=LONG_ROWS, S=keys))
+    expect_gradients_by_rounding_alone(
+        session, replace(case, B=1, n_heads=1, head_dim=32, L=LONG_ROWS, S=keys)
+    )
 
 
 @property_of(
@@ -94,9 +109,15 @@ def errors_of_gradients_for_many_keys_do_not_add_up_to_a_defect(session: Session
     max_cases=1,
     number=5,
 )
-def errors_of_gradients_in_a_large_batch_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors of gradients better than rounding, for 32 items."""
-    expect_gradients_by_rounding_alone(session, replace(case, B=MANY_ITEMS, n_heads=4, head_dim=16, L=33, S=33))
+def errors_of_gradients_in_a_large_batch_do_not_add_up_to_a_defect(
+    session: Session, case: Case
+) -> None:
+    """In half precision no small defect explains the errors of gradients better than rounding, for
+    32 items.
+    """
+    expect_gradients_by_rounding_alone(
+        session, replace(case, B=MANY_ITEMS, n_heads=4, head_dim=16, L=33, S=33)
+    )
 
 
 @property_of(
@@ -108,8 +129,12 @@ def errors_of_gradients_in_a_large_batch_do_not_add_up_to_a_defect(session: Sess
     max_cases=1,
     number=6,
 )
-def errors_of_gradients_for_two_keys_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors of gradients better than rounding, for two keys."""
+def errors_of_gradients_for_two_keys_do_not_add_up_to_a_defect(
+    session: Session, case: Case
+) -> None:
+    """In half precision no small defect explains the errors of gradients better than rounding, for
+    two keys.
+    """
     queries = 2 if case.causal or case.inputs != "cross" else 8
     two = replace(case, B=ITEMS_OF_TWO_KEYS, n_heads=4, head_dim=16, L=queries, S=2)
     expect_gradients_by_rounding_alone(session, two)
@@ -129,31 +154,47 @@ def expect_gradients_by_rounding_alone(
     expect_gradient_errors_of_rounding(session, Known(case, problem, session.claims), recorded)
 
 
-def expect_gradient_errors_of_rounding(session: Session, known: Known, recorded: Mapping[str, RecordedTensor]) -> None:
-    """Expect the errors of recorded gradients along each direction to be ones that rounding explains."""
+def expect_gradient_errors_of_rounding(
+    session: Session, known: Known, recorded: Mapping[str, RecordedTensor]
+) -> None:
+    """Expect the errors of recorded gradients along each direction to be ones that rounding
+    explains.
+    """
     exact = exact_gradients(known, tuple(recorded))
     for name in exact.gradients:
         expect(bool(recorded[name].tensor.isfinite().all()), f"{recorded[name].code} is not finite")
-    errors = {name: recorded[name].tensor.detach().double() - x for name, x in exact.gradients.items()}
+    errors = {
+        name: recorded[name].tensor.detach().double() - x for name, x in exact.gradients.items()
+    }
     tested = [
-        Tested(direction, part, sum(float((errors[name] * w).sum()) for name, w in direction.change.items()))
+        Tested(
+            direction,
+            part,
+            sum(float((errors[name] * w).sum()) for name, w in direction.change.items()),
+        )
         for direction, part in exact.parts
     ]
     codes = {name: recorded[name].code for name in errors}
-    ratio = expect_explained("the gradients are", tested, assertion=lambda one: _assertion(session, codes, one))
+    ratio = expect_explained(
+        "the gradients are", tested, assertion=lambda one: _assertion(session, codes, one)
+    )
     recorded[next(iter(errors))].note_margin(ratio)
 
 
 @dataclass(frozen=True, eq=False)
 class ExactGradients:
-    """What gradients are compared with: the exact ones by name, and the directions with their allowances."""
+    """What gradients are compared with: the exact ones by name, and the directions with their
+    allowances.
+    """
 
     gradients: Mapping[str, Tensor]
     parts: Sequence[tuple[Direction, Allowance]]
 
 
 def exact_gradients(known: Known, names: tuple[str, ...]) -> ExactGradients:
-    """Differentiate a problem, and bound what rounding may do to these gradients along each direction."""
+    """Differentiate a problem, and bound what rounding may do to these gradients along each
+    direction.
+    """
     case, problem = known.case, known.problem
 
     def differentiate() -> ExactGradients:
@@ -162,12 +203,17 @@ def exact_gradients(known: Known, names: tuple[str, ...]) -> ExactGradients:
         along = list(directions(graph, found, case))
         allowances = allowances_of_gradients(graph, [each.change for each in along])
         # A direction needs no more digits than its allowance has, and many of them are kept.
-        kept_along = [replace(each, change={name: w.float() for name, w in each.change.items()}) for each in along]
+        kept_along = [
+            replace(each, change={name: w.float() for name, w in each.change.items()})
+            for each in along
+        ]
         return ExactGradients(found, list(zip(kept_along, allowances, strict=True)))
 
     tensors = [*problem.distinct().values(), *(x for _, x in problem.weights.named())]
     size = MOST_DIRECTIONS // 2 * sum(x.numel() for x in tensors)
-    return kept.answer(problem, ("directed gradients", known.claims, case, names), size, differentiate)
+    return kept.answer(
+        problem, ("directed gradients", known.claims, case, names), size, differentiate
+    )
 
 
 def upstream_of(case: Case, problem: Problem) -> Tensor:
@@ -176,23 +222,35 @@ def upstream_of(case: Case, problem: Problem) -> Tensor:
 
 
 def _assertion(session: Session, codes: Mapping[str, str], found: Tested) -> list[str]:
-    """Return the lines of a script that fail by the last call, or none where there is no formula for it."""
+    """Return the lines of a script that fail by the last call, or none where there is no formula
+    for it.
+    """
     call = last_call(session)
-    return gradient_assertion_of(call, session.claims, codes, found.direction.formula, found.text, found.explained)
+    return gradient_assertion_of(
+        call, session.claims, codes, found.direction.formula, found.text, found.explained
+    )
 
 
-def directions(graph: GradientGraph, found: Mapping[str, Tensor], case: Case) -> Iterator[Direction]:
-    """Yield what defects do to the gradients that were found: sizes first, then steps of the backward pass."""
+def directions(
+    graph: GradientGraph, found: Mapping[str, Tensor], case: Case
+) -> Iterator[Direction]:
+    """Yield what defects do to the gradients that were found: sizes first, then steps of the
+    backward pass.
+    """
     for name in found:
         text = f"the gradient of {'the ' if name in INPUTS else ''}{name} were"
         formula: tuple[str, ...] = (f"direction = {{{name!r}: exact[{name!r}]}}",)
         more = f"{text} {{}} too large"
         yield Direction({name: graph.exact[name]}, more, f"{text} {{}} too small", formula=formula)
     for change, more, less, formula in _changes(graph):
-        yield Direction({name: change[name] for name in found if name in change}, more, less, formula=formula)
+        yield Direction(
+            {name: change[name] for name in found if name in change}, more, less, formula=formula
+        )
     drawn = {name: random_signs(graph.exact[name], case) for name in graph.problem.distinct()}
     more = "{} of gradients of random signs were added"
-    yield Direction(drawn, more, more.replace("added", "taken"), formula=random_gradients(case.seed, drawn))
+    yield Direction(
+        drawn, more, more.replace("added", "taken"), formula=random_gradients(case.seed, drawn)
+    )
 
 
 def _changes(graph: GradientGraph) -> Iterator[Change]:

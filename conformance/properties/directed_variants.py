@@ -1,4 +1,5 @@
-"""GQA-1, GRD-5, INC-1, XAT-1, PTH-5, DRP-1, CMP-4 and NUM-7 in half precision, of less common configurations.
+"""GQA-1, GRD-5, INC-1, XAT-1, PTH-5, DRP-1, CMP-4 and NUM-7 in half precision, of less common
+configurations.
 
 As in `directed`, errors of many elements are projected on what small defects would do to them.
 """
@@ -20,14 +21,19 @@ from mha.conformance.properties.directed import (
     expect_errors_of_rounding,
     expect_rounding_alone,
 )
-from mha.conformance.properties.directed_gradients import GRADIENT_ROWS, expect_gradients_by_rounding_alone
+from mha.conformance.properties.directed_gradients import (
+    GRADIENT_ROWS,
+    expect_gradients_by_rounding_alone,
+)
 from mha.conformance.properties.paths import call_with_extras
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.support.decoded_sequence import DecodedSequence
 from mha.conformance.properties.support.domains import AUTOCAST, AUTOCAST_DTYPE
 
 # So many items that a scale 2% off shows for one query of each, too.
-VARIANT_ROWS = replace(MANY_ROWS, sizes={"n_heads": (4, 8), "head_dim": (32, 16), "B": (32,), "L": (33, 1), "S": (33,)})
+VARIANT_ROWS = replace(
+    MANY_ROWS, sizes={"n_heads": (4, 8), "head_dim": (32, 16), "B": (32,), "L": (33, 1), "S": (33,)}
+)
 EVALUATION = ("eval", "no_grad", "inference")
 
 
@@ -41,7 +47,9 @@ EVALUATION = ("eval", "no_grad", "inference")
     number=8,
 )
 def errors_of_grouped_heads_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error with grouped heads better than rounding does."""
+    """In half precision no small defect explains the error with grouped heads better than rounding
+    does.
+    """
     expect_rounding_alone(session, case)
 
 
@@ -54,14 +62,21 @@ def errors_of_grouped_heads_do_not_add_up_to_a_defect(session: Session, case: Ca
     max_cases=2,
     number=9,
 )
-def errors_of_gradients_of_grouped_heads_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors of gradients with grouped heads better than rounding."""
+def errors_of_gradients_of_grouped_heads_do_not_add_up_to_a_defect(
+    session: Session, case: Case
+) -> None:
+    """In half precision no small defect explains the errors of gradients with grouped heads better
+    than rounding.
+    """
     expect_gradients_by_rounding_alone(session, case, case.problem())
 
 
 @property_of(
     "GRD-5",
-    replace(GRADIENT_ROWS, sizes={"n_heads": (8,), "head_dim": (16,), "B": (16,), "L": (33,), "S": (33,)}),
+    replace(
+        GRADIENT_ROWS,
+        sizes={"n_heads": (8,), "head_dim": (16,), "B": (16,), "L": (33,), "S": (33,)},
+    ),
     needs="gradients",
     requires="HED-1",
     must_reject=("unscaled", "detached"),
@@ -69,12 +84,16 @@ def errors_of_gradients_of_grouped_heads_do_not_add_up_to_a_defect(session: Sess
     number=5,
 )
 def errors_with_frozen_weights_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors with weights that require no gradient better than rounding.
+    """In half precision no small defect explains the errors with weights that require no gradient
+    better than rounding.
 
     Those of the gradients of the inputs, and those of the output where these require none either.
     """
     problem = case.problem()
-    assume(isinstance(session.built(problem).attention, nn.Module), "the attention is not a torch.nn.Module")
+    assume(
+        isinstance(session.built(problem).attention, nn.Module),
+        "the attention is not a torch.nn.Module",
+    )
     expect_gradients_by_rounding_alone(session, case, problem, frozen=True)
     session.scripted = False  # a script would hold all numbers of this call, which is not the first
     frozen = session.frozen(session.built(problem))
@@ -95,23 +114,36 @@ DECODED_ROWS = replace(
 
 @property_of("INC-1", DECODED_ROWS, needs="decodes", requires="HED-1", max_cases=3, number=7)
 def errors_of_decoding_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors of all decoded positions better than rounding does."""
+    """In half precision no small defect explains the errors of all decoded positions better than
+    rounding does.
+    """
     assume_modelled(session, case)
     problem = case.problem()
     sequence = DecodedSequence(session, problem)
     decoded = torch.cat([sequence.decode_position(position) for position in range(case.L)], 1)
-    expect_errors_of_rounding(session, case, problem, session.unscripted(decoded, "the decoded output"))
+    expect_errors_of_rounding(
+        session, case, problem, session.unscripted(decoded, "the decoded output")
+    )
 
 
 @property_of(
-    "INC-1", replace(DECODED_ROWS, variants=("plain",)), needs="decodes_ragged", requires="HED-1", max_cases=1, number=8
+    "INC-1",
+    replace(DECODED_ROWS, variants=("plain",)),
+    needs="decodes_ragged",
+    requires="HED-1",
+    max_cases=1,
+    number=8,
 )
 def errors_of_ragged_decoding_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors of items of different lengths better than rounding."""
+    """In half precision no small defect explains the errors of items of different lengths better
+    than rounding.
+    """
     assume_modelled(session, case)
     problem = case.problem()
     decoded = DecodedSequence(session, problem).decode_ragged(case.generator)
-    expect_errors_of_rounding(session, case, problem, session.unscripted(decoded, "the decoded output"))
+    expect_errors_of_rounding(
+        session, case, problem, session.unscripted(decoded, "the decoded output")
+    )
 
 
 @property_of(
@@ -124,7 +156,9 @@ def errors_of_ragged_decoding_do_not_add_up_to_a_defect(session: Session, case: 
     number=3,
 )
 def errors_for_other_widths_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error for kdim and vdim other than D better than rounding does."""
+    """In half precision no small defect explains the error for kdim and vdim other than D better
+    than rounding does.
+    """
     expect_rounding_alone(session, case)
 
 
@@ -137,8 +171,12 @@ def errors_for_other_widths_do_not_add_up_to_a_defect(session: Session, case: Ca
     max_cases=4,
     number=6,
 )
-def errors_of_heads_of_their_own_width_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error for heads of their own width better than rounding does."""
+def errors_of_heads_of_their_own_width_do_not_add_up_to_a_defect(
+    session: Session, case: Case
+) -> None:
+    """In half precision no small defect explains the error for heads of their own width better than
+    rounding does.
+    """
     expect_rounding_alone(session, case)
 
 
@@ -152,7 +190,9 @@ def errors_of_heads_of_their_own_width_do_not_add_up_to_a_defect(session: Sessio
     number=2,
 )
 def errors_where_nothing_is_dropped_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error in evaluation, with p = 0.5, better than rounding does."""
+    """In half precision no small defect explains the error in evaluation, with p = 0.5, better than
+    rounding does.
+    """
     expect_rounding_alone(session, case, with_dropout(case.problem(), 0.5))
 
 
@@ -166,13 +206,18 @@ def errors_where_nothing_is_dropped_do_not_add_up_to_a_defect(session: Session, 
     number=4,
 )
 def errors_with_extras_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error with each claimed extra better than rounding does."""
+    """In half precision no small defect explains the error with each claimed extra better than
+    rounding does.
+    """
     assume_modelled(session, case)
     for extra in sorted(session.claims.extras):
-        # No formula of `directed_script` has another layout, and a script would hold all numbers of a second call.
+        # No formula of `directed_script` has another layout, and a script would hold all numbers of
+        # a second call.
         session.scripted = extra in ("bias_kv", "zero_key") and not session.steps
         problem = with_extra(case.problem(), case, extra)
-        expect_errors_of_rounding(session, case, problem, call_with_extras(session, problem, (extra,)))
+        expect_errors_of_rounding(
+            session, case, problem, call_with_extras(session, problem, (extra,))
+        )
 
 
 @property_of(
@@ -185,13 +230,21 @@ def errors_with_extras_do_not_add_up_to_a_defect(session: Session, case: Case) -
     number=2,
 )
 def errors_under_autocast_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """Under autocast no small defect explains the error for numbers of its dtype better than rounding does."""
+    """Under autocast no small defect explains the error for numbers of its dtype better than
+    rounding does.
+    """
     assume_modelled(session, case)
     low = replace(case, dtype=str(AUTOCAST_DTYPE).removeprefix("torch.")).problem()
-    wide = low.change(weights=low.weights.to(torch.float32)).map_inputs(lambda x: x.to(torch.float32))
+    wide = low.change(weights=low.weights.to(torch.float32)).map_inputs(
+        lambda x: x.to(torch.float32)
+    )
     if low.mask is not None and low.mask.is_floating_point():
         wide = wide.change(mask=low.mask.to(torch.float32))
     output = session(wide, mode="autocast", dtypes=(AUTOCAST_DTYPE, torch.float32)).output
     # Every product may be stored in that dtype, whatever is declared of the problem's own.
-    rounding = replace(session.claims.rounding, scores_stored=True, softmax_stored=True, scaling_roundings=2)
-    expect_errors_of_rounding(session, case, low, output, replace(session.claims, rounding=rounding))
+    rounding = replace(
+        session.claims.rounding, scores_stored=True, softmax_stored=True, scaling_roundings=2
+    )
+    expect_errors_of_rounding(
+        session, case, low, output, replace(session.claims, rounding=rounding)
+    )

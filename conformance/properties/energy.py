@@ -1,4 +1,6 @@
-"""NUM-8: in half precision, how large the error of a whole output is beside what its roundings explain."""
+"""NUM-8: in half precision, how large the error of a whole output is beside what its roundings
+explain.
+"""
 
 from __future__ import annotations
 
@@ -33,26 +35,47 @@ FEW_QUERIES, MOST_KEYS = 8, 16384
 @property_of(
     "NUM-8",
     replace(
-        MANY_ROWS, sizes={"n_heads": (8, 4), "head_dim": (16, 64), "B": (MANY_ITEMS,), "L": (33, 17), "S": (33, 17)}
+        MANY_ROWS,
+        sizes={
+            "n_heads": (8, 4),
+            "head_dim": (16, 64),
+            "B": (MANY_ITEMS,),
+            "L": (33, 17),
+            "S": (33, 17),
+        },
     ),
     requires="HED-1",
     must_reject=("lopsided",),
     max_cases=2,
 )
 def errors_are_as_large_as_roundings_explain(session: Session, case: Case) -> None:
-    """In half precision the energy of the error is what independent roundings of stored numbers explain."""
+    """In half precision the energy of the error is what independent roundings of stored numbers
+    explain.
+    """
     _expect_energy_of_rounding(session, case)
 
 
-@property_of("NUM-8", PLAIN_ROWS, requires="HED-1", must_reject=("lopsided",), max_cases=1, number=2)
+@property_of(
+    "NUM-8", PLAIN_ROWS, requires="HED-1", must_reject=("lopsided",), max_cases=1, number=2
+)
 def errors_for_many_keys_are_as_large_as_roundings_explain(session: Session, case: Case) -> None:
     """In half precision the energy of the error is what roundings explain, for 4096 keys."""
     _expect_energy_of_rounding(session, with_long_rows(case))
 
 
-@property_of("NUM-8", PLAIN_ROWS, requires="HED-1", level="MUST", must_reject=("lopsided",), max_cases=1, number=3)
+@property_of(
+    "NUM-8",
+    PLAIN_ROWS,
+    requires="HED-1",
+    level="MUST",
+    must_reject=("lopsided",),
+    max_cases=1,
+    number=3,
+)
 def errors_for_many_keys_are_not_twice_what_roundings_explain(session: Session, case: Case) -> None:
-    """In half precision the energy of the error is at most twice what roundings explain, for 4096 keys."""
+    """In half precision the energy of the error is at most twice what roundings explain, for 4096
+    keys.
+    """
     _expect_energy_of_rounding(session, with_long_rows(case), FAR)
 
 
@@ -65,8 +88,12 @@ def errors_for_many_keys_are_not_twice_what_roundings_explain(session: Session, 
     max_cases=1,
     number=4,
 )
-def errors_for_very_many_keys_are_not_twice_what_roundings_explain(session: Session, case: Case) -> None:
-    """In half precision the energy of the error is at most twice what roundings explain, for 16384 keys."""
+def errors_for_very_many_keys_are_not_twice_what_roundings_explain(
+    session: Session, case: Case
+) -> None:
+    """In half precision the energy of the error is at most twice what roundings explain, for 16384
+    keys.
+    """
     longest = replace(case, B=1, n_heads=1, head_dim=64, L=FEW_QUERIES, S=MOST_KEYS)
     _expect_energy_of_rounding(session, longest, FAR)
 
@@ -75,7 +102,9 @@ def _expect_energy_of_rounding(session: Session, case: Case, times: int = 1) -> 
     """Expect the norm of the error to be at most so many times what rounding explains."""
     assume_modelled(session, case)
     flushes = session.claims.rounding.flushes
-    assume(not flushes, "Rounding.flushes is declared: what is flushed adds up, and roundings do not")
+    assume(
+        not flushes, "Rounding.flushes is declared: what is flushed adds up, and roundings do not"
+    )
     problem = case.problem()
     output, exact = session(problem).output, _exact_output(case, problem, session.claims)
     assume(exact.deviation <= LARGEST_DEVIATION, "the first order of the roundings says too little")
@@ -83,7 +112,8 @@ def _expect_energy_of_rounding(session: Session, case: Case, times: int = 1) -> 
     error = (output.tensor.detach().double() - exact.output).masked_fill(~exact.known, 0.0)
     found, explained, size = float(error.norm()), exact.explained, float(exact.output.norm())
     message = (
-        f"{output.code} is off by {found / size:.2%} of its norm; rounding explains {explained / size:.2%} at most"
+        f"{output.code} is off by {found / size:.2%} of its norm; rounding explains"
+        f" {explained / size:.2%} at most"
     )
     expect(found <= times * explained, message)
     output.note_margin(found / explained / times)
@@ -91,7 +121,9 @@ def _expect_energy_of_rounding(session: Session, case: Case, times: int = 1) -> 
 
 @dataclass(frozen=True, eq=False)
 class _Exact:
-    """The exact output, its rows that are known, the norm of the error that rounding explains, and max_j W_j."""
+    """The exact output, its rows that are known, the norm of the error that rounding explains, and
+    max_j W_j.
+    """
 
     output: Tensor
     known: Tensor

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, HALF, MODERATE, MOST_VALUES, WITH_GRADIENT, Domain
+from mha.conformance.cases.domain import (
+    BOTH,
+    BOUNDED,
+    DENSE,
+    HALF,
+    MODERATE,
+    MOST_VALUES,
+    WITH_GRADIENT,
+    Domain,
+)
 from mha.conformance.cases.mask_kinds import BOOLEAN, COMMON, EMPTY, FEW, FLOAT
 from mha.conformance.cases.memory_layouts import leaf_of
 from mha.conformance.cases.reference import plain_formula
@@ -26,7 +35,11 @@ from mha.conformance.harness.assertions import (
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.support.domains import EVERYDAY_SIZES, MANY_GRADIENTS_IN_HALF, ONE_OF_EACH_WIDTH
+from mha.conformance.properties.support.domains import (
+    EVERYDAY_SIZES,
+    MANY_GRADIENTS_IN_HALF,
+    ONE_OF_EACH_WIDTH,
+)
 from mha.conformance.properties.support.shared_assertions import (
     assume_as_accurate_as_plain,
     assume_finite,
@@ -41,12 +54,27 @@ from mha.spec.problem import INPUTS
 
 GRADIENT_DEFECTS = ("lopsided", "unmasked", "detached", "softmax_gradient_without_row_sum")
 # Distributions of values for which no gradient overflows or vanishes.
-REGULAR_VALUES = ("normal", "integers", "large", "offset", "duplicates", "heavy", "selection", "uniform")
+REGULAR_VALUES = (
+    "normal",
+    "integers",
+    "large",
+    "offset",
+    "duplicates",
+    "heavy",
+    "selection",
+    "uniform",
+)
 
 
 @property_of(
     "GRD-1",
-    Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, values=MOST_VALUES, modes=WITH_GRADIENT, dtypes=BOUNDED),
+    Domain(
+        masks=("none", *BOOLEAN, *FLOAT),
+        causal=BOTH,
+        values=MOST_VALUES,
+        modes=WITH_GRADIENT,
+        dtypes=BOUNDED,
+    ),
     needs="gradients",
     requires="HED-1",
     must_reject=GRADIENT_DEFECTS,
@@ -87,7 +115,13 @@ def gradients_of_each_width_of_heads_are_within_the_bound(session: Session, case
 
 @property_of(
     "GRD-1",
-    Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=HALF),
+    Domain(
+        masks=("none", *BOOLEAN, *FLOAT),
+        causal=BOTH,
+        values=MODERATE,
+        modes=WITH_GRADIENT,
+        dtypes=HALF,
+    ),
     needs="gradients",
     requires="HED-1",
     must_reject=("nan_gradients", "lopsided"),
@@ -122,21 +156,30 @@ def half_gradients_of_everyday_sizes_are_within_the_bound(session: Session, case
     number=5,
 )
 def half_gradients_are_no_worse_than_plain(session: Session, case: Case) -> None:
-    """The root mean square errors of the gradients are at most twice those of the plain formula in the same dtype."""
+    """The root mean square errors of the gradients are at most twice those of the plain formula in
+    the same dtype.
+    """
     assume_as_accurate_as_plain(session)
     problem = case.problem()
     assume(not has_empty_row(session, problem), "a row is empty")
     upstream = session.upstream(problem)
-    reported, expected = session.gradients(problem, upstream), session.expected_gradients(problem, upstream)
+    reported, expected = (
+        session.gradients(problem, upstream),
+        session.expected_gradients(problem, upstream),
+    )
     copied = problem.map_inputs(leaf_of)
     if problem.config.projected:
         copied = copied.change(**{name: leaf_of(x) for name, x in problem.weights.named()})
-    plain_formula(copied, problem.allowed(session.claims.alignment), session.claims.scale).backward(upstream)
+    plain_formula(copied, problem.allowed(session.claims.alignment), session.claims.scale).backward(
+        upstream
+    )
     leaves = {name: getattr(copied, name) for name in INPUTS}
     leaves |= dict(copied.weights.named()) if problem.config.projected else {}
     # A bias has so few elements that their root mean square is a matter of luck.
     for name in (name for name in leaves if name in reported and leaves[name].ndim > 1):
-        expect_no_worse(reported[name].code, reported[name].tensor, leaves[name].grad, expected[name].mid)
+        expect_no_worse(
+            reported[name].code, reported[name].tensor, leaves[name].grad, expected[name].mid
+        )
 
 
 @property_of(
@@ -151,9 +194,16 @@ def all_weight_gradients_are_reported(session: Session, case: Case) -> None:
     """An attention that claims weight gradients reports one for each of its weights."""
     problem = case.problem()
     instance = session.built(problem)
-    message = "it has no method weight_gradients (see mha.spec.Differentiable): add one, or claim that it has none "
+    message = (
+        "it has no method weight_gradients (see mha.spec.Differentiable): add one, or claim that it"
+        " has none "
+    )
     assertion = f"assert hasattr(attention_{instance.number}, 'weight_gradients')"
-    expect(hasattr(instance.attention, "weight_gradients"), f"{message}with weight_gradients=False", assertion)
+    expect(
+        hasattr(instance.attention, "weight_gradients"),
+        f"{message}with weight_gradients=False",
+        assertion,
+    )
     session.gradients(problem, session.upstream(problem))  # which requires each of them
 
 
@@ -179,7 +229,9 @@ def gradcheck_passes(session: Session, case: Case) -> None:
     """torch.autograd.gradcheck passes in float64."""
     assume(not session.claims.rounding.narrows, "a step is declared to be in a narrower dtype")
     # One time in four a row is longer than a tile; each element takes two calls.
-    long = replace(case, n_heads=1, head_dim=session.claims.sizes.head_dim_multiple, B=1, L=17, S=17)
+    long = replace(
+        case, n_heads=1, head_dim=session.claims.sizes.head_dim_multiple, B=1, L=17, S=17
+    )
     problem = (long if case.seed % 4 == 3 else case).problem()
     if session.claims.dropout and case.mode == "train":
         problem = with_dropout(problem, 0.5)
@@ -204,7 +256,13 @@ def gradcheck_passes(session: Session, case: Case) -> None:
 
 @property_of(
     "GRD-3",
-    Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, values=MOST_VALUES, inputs=("cross", "memory"), modes=WITH_GRADIENT),
+    Domain(
+        masks=(*BOOLEAN, *FLOAT),
+        min_S=2,
+        values=MOST_VALUES,
+        inputs=("cross", "memory"),
+        modes=WITH_GRADIENT,
+    ),
     needs="gradients",
     must_reject=("unmasked",),
 )
@@ -220,20 +278,30 @@ def masked_keys_have_no_gradient(session: Session, case: Case) -> None:
         for index in range(case.B):
             keys = masked[index].nonzero().flatten()
             if len(keys):
-                because = f"keys {keys.tolist()} of item {index} are masked for every query and head"
+                because = (
+                    f"keys {keys.tolist()} of item {index} are masked for every query and head"
+                )
                 expect_equal(gradients[name][index, keys], 0.0, because=because)
 
 
 @property_of(
     "GRD-4",
-    Domain(masks=("none", *EMPTY, *FEW, *FLOAT), causal=BOTH, values=REGULAR_VALUES, modes=WITH_GRADIENT),
+    Domain(
+        masks=("none", *EMPTY, *FEW, *FLOAT),
+        causal=BOTH,
+        values=REGULAR_VALUES,
+        modes=WITH_GRADIENT,
+    ),
     needs="gradients",
     must_reject=("nan_gradients",),
 )
 def gradients_are_finite_where_outputs_are(session: Session, case: Case) -> None:
     """The gradients are finite wherever the outputs are, beside empty rows too."""
     problem = case.problem()
-    assume(case.dtype in BOUNDED or case.values in MODERATE, "a gradient may be out of the dtype's range")
+    assume(
+        case.dtype in BOUNDED or case.values in MODERATE,
+        "a gradient may be out of the dtype's range",
+    )
     assume(
         session.claims.empty_row in ("zeros", "uniform") or not has_empty_row(session, problem),
         "a row is empty, and its output is not finite",
@@ -267,8 +335,12 @@ def any_subset_has_the_same_gradients(session: Session, case: Case) -> None:
     every, some = session.gradients(problem, upstream), session.gradients(problem, upstream, subset)
     assume(bool(some), "no input requires a gradient, and those of the weights are not reported")
     for name, gradient in some.items():
-        because = f"with requires_grad on {' and '.join(subset) or 'the weights'} only, as on everything"
-        expect_agree(gradient, every[name], partial(lambda name: bounds()[name], name), because=because)
+        because = (
+            f"with requires_grad on {' and '.join(subset) or 'the weights'} only, as on everything"
+        )
+        expect_agree(
+            gradient, every[name], partial(lambda name: bounds()[name], name), because=because
+        )
 
 
 @property_of(
@@ -281,9 +353,14 @@ def any_subset_has_the_same_gradients(session: Session, case: Case) -> None:
     number=2,
 )
 def frozen_weights_change_no_gradient(session: Session, case: Case) -> None:
-    """Weights that require no gradient leave the output, and the gradients of inputs and mask, as they are."""
+    """Weights that require no gradient leave the output, and the gradients of inputs and mask, as
+    they are.
+    """
     problem = case.problem()
-    assume(isinstance(session.built(problem).attention, nn.Module), "the attention is not a torch.nn.Module")
+    assume(
+        isinstance(session.built(problem).attention, nn.Module),
+        "the attention is not a torch.nn.Module",
+    )
     upstream = session.upstream(problem)
     # Also of only some inputs, as in the tuning of a prompt that is key and value.
     some = _subset(INPUTS, case.seed % 7 + 1)
@@ -294,14 +371,20 @@ def frozen_weights_change_no_gradient(session: Session, case: Case) -> None:
     output = session(problem, via=session.frozen(session.built(problem))).output
     expected = session.expected_gradients(problem, upstream)
     for name, gradient in gradients.items():
-        expect_close(gradient, expected[name], because="the gradient, with weights that require none")
+        expect_close(
+            gradient, expected[name], because="the gradient, with weights that require none"
+        )
     because = "the oracle's value, where nothing requires a gradient"
     expect_close(output, session.expected(problem).output, because=because)
 
 
-@property_of("GRD-5", Domain(masks=("none", *FEW), causal=BOTH, modes=("eval",)), needs="gradients", number=3)
+@property_of(
+    "GRD-5", Domain(masks=("none", *FEW), causal=BOTH, modes=("eval",)), needs="gradients", number=3
+)
 def recording_changes_no_output(session: Session, case: Case) -> None:
-    """The output is the same with inputs that require gradients, under no_grad and under inference_mode."""
+    """The output is the same with inputs that require gradients, under no_grad and under
+    inference_mode.
+    """
     problem = case.problem()
     bound = session.bound_of(problem)
     recorded = problem.map_inputs(leaf_of)
@@ -315,7 +398,12 @@ def recording_changes_no_output(session: Session, case: Case) -> None:
 @property_of(
     "GRD-5",
     Domain(
-        masks=("bias", "none", *FEW), causal=BOTH, inputs=("cross",), values=MODERATE, modes=WITH_GRADIENT, dtypes=HALF
+        masks=("bias", "none", *FEW),
+        causal=BOTH,
+        inputs=("cross",),
+        values=MODERATE,
+        modes=WITH_GRADIENT,
+        dtypes=HALF,
     ),
     needs="gradients",
     requires="HED-1",
@@ -324,15 +412,23 @@ def recording_changes_no_output(session: Session, case: Case) -> None:
     number=4,
 )
 def half_gradients_are_there_for_any_subset(session: Session, case: Case) -> None:
-    """In half precision, whatever requires a gradient has one within the bound, with weights that do and do not."""
+    """In half precision, whatever requires a gradient has one within the bound, with weights that
+    do and do not.
+    """
     problem = case.problem()
     upstream, names = session.upstream(problem), _differentiable(problem)
     subset = _subset(names, case.seed % (2 ** len(names) - 1) + 1)
     ways = (False, True)[: 1 + isinstance(session.built(problem).attention, nn.Module)]
-    found = [each for way in ways for each in session.gradients(problem, upstream, subset, frozen=way).items()]
+    found = [
+        each
+        for way in ways
+        for each in session.gradients(problem, upstream, subset, frozen=way).items()
+    ]
     expected = session.expected_gradients(problem, upstream)
     for name, gradient in found:
-        expect_close(gradient, expected[name], because=f"with requires_grad on {' and '.join(subset)}")
+        expect_close(
+            gradient, expected[name], because=f"with requires_grad on {' and '.join(subset)}"
+        )
 
 
 def _differentiable(problem: Problem) -> list[str]:
@@ -361,13 +457,24 @@ def an_additive_mask_has_the_expected_gradient(session: Session, case: Case) -> 
     gradient = session.gradients(problem, upstream)["mask"]
     expected = session.expected_gradients(problem, upstream)["mask"]
     expect_close(
-        gradient, expected, because="the gradient of the scores, summed over the axes along which the mask is broadcast"
+        gradient,
+        expected,
+        because=(
+            "the gradient of the scores, summed over the axes along which the mask is broadcast"
+        ),
     )
 
 
 @property_of(
     "GRD-7",
-    Domain(masks=("none", *FEW), causal=BOTH, bias=("k",), values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED),
+    Domain(
+        masks=("none", *FEW),
+        causal=BOTH,
+        bias=("k",),
+        values=MODERATE,
+        modes=WITH_GRADIENT,
+        dtypes=BOUNDED,
+    ),
     needs=("gradients", "weight_gradients"),
     requires="HED-1",
     must_reject=("softmax_gradient_without_row_sum",),
@@ -378,7 +485,11 @@ def the_key_bias_has_no_gradient(session: Session, case: Case) -> None:
     upstream = session.upstream(problem)
     gradient = session.gradients(problem, upstream)["b_k"]
     expected = session.expected_gradients(problem, upstream)["b_k"]
-    expect_close(gradient, expected, because="it adds the same to every score of a row, which the softmax cancels")
+    expect_close(
+        gradient,
+        expected,
+        because="it adds the same to every score of a row, which the softmax cancels",
+    )
 
 
 @property_of(
@@ -394,4 +505,8 @@ def the_gradients_of_a_row_sum_to_zero(session: Session, case: Case) -> None:
     upstream = session.upstream(problem)
     gradient = session.gradients(problem, upstream)["mask"]
     bound = session.expected_gradients(problem, upstream)["mask"].sum(-1)
-    expect_close(gradient.row_sums(), bound, because="the softmax cancels what is added to all scores of a row")
+    expect_close(
+        gradient.row_sums(),
+        bound,
+        because="the softmax cancels what is added to all scores of a row",
+    )

@@ -26,7 +26,9 @@ DEFECTS_WITHOUT_MASK = ("lopsided", "slightly_lopsided", "slightly_scaled", "one
     must_reject=DEFECTS_WITHOUT_MASK,
 )
 def result_is_that_of_the_loop_over_heads(session: Session, case: Case) -> None:
-    """The result equals the loop over heads, each with its own rows of W_q, W_k and W_v, concatenated before W_o."""
+    """The result equals the loop over heads, each with its own rows of W_q, W_k and W_v,
+    concatenated before W_o.
+    """
     problem = case.problem()
     actual = session(problem).output
     expected = session.expected(problem).output
@@ -63,13 +65,17 @@ def order_of_heads_does_not_matter(session: Session, case: Case) -> None:
     order = another_order(case.n_heads, case.generator).tolist()
     rows = torch.cat([torch.arange(case.head_dim) + head * case.head_dim for head in order])
     weights = problem.weights
-    shared = ("_o", "_k", "_v") if case.n_kv_heads == 1 else ("_o",)  # one key and value, which all heads share
+    shared = (
+        ("_o", "_k", "_v") if case.n_kv_heads == 1 else ("_o",)
+    )  # one key and value, which all heads share
     moved = {name: tensor[rows] for name, tensor in weights.named() if not name.endswith(shared)}
     because = f"the output before the heads were put in the order {order}"
     if not problem.config.projected:  # the contexts are in that order, too
         permuted, columns = problem.change(**moved), (..., rows)
         bounds = session.bound_of(permuted), session.bound_of(problem, columns)
-        expect_agree(session(permuted).output, session(problem).output[columns], *bounds, because=because)
+        expect_agree(
+            session(permuted).output, session(problem).output[columns], *bounds, because=because
+        )
         return
     permuted = problem.change(**moved, w_o=weights.w_o[:, rows])
     output, expected = session(permuted).output, session(problem).output
@@ -92,7 +98,9 @@ def one_head_is_plain_attention(session: Session, case: Case) -> None:
 
 @property_of("HED-5", Domain(masks=("none", *FEW), min_heads=2), needs="projections")
 def output_is_the_sum_of_the_heads(session: Session, case: Case) -> None:
-    """The output is the sum of the heads' contributions, each with the other heads' columns of W_o zero, plus b_o."""
+    """The output is the sum of the heads' contributions, each with the other heads' columns of W_o
+    zero, plus b_o.
+    """
     problem = case.problem()
     output = session(problem).output
     total, parts = torch.zeros_like(output.tensor, dtype=torch.float64), [problem]
@@ -100,7 +108,11 @@ def output_is_the_sum_of_the_heads(session: Session, case: Case) -> None:
         own = slice(head * case.head_dim, (head + 1) * case.head_dim)
         w_o = torch.zeros_like(problem.weights.w_o)
         w_o[:, own] = problem.weights.w_o[:, own]
-        b_o = problem.weights.b_o if head == 0 or problem.weights.b_o is None else torch.zeros_like(problem.weights.b_o)
+        b_o = (
+            problem.weights.b_o
+            if head == 0 or problem.weights.b_o is None
+            else torch.zeros_like(problem.weights.b_o)
+        )
         alone = problem.change(w_o=w_o, b_o=b_o)
         total = total + session(alone).output.tensor.double()
         parts.append(alone)

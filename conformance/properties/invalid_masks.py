@@ -1,4 +1,6 @@
-"""MSK-12 and MSK-14: masks of a wrong shape, of a dtype that is not claimed, and of another precision."""
+"""MSK-12 and MSK-14: masks of a wrong shape, of a dtype that is not claimed, and of another
+precision.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,19 @@ def masks_of_other_conventions_are_refused_or_read_as_meant(session: Session, ca
                 raise
             continue  # its adapter cannot express the call
         expected = session.expected(as_claimed(claims, problem, meant)).output
-        because = f"a mask {name} = {tuple(given.shape)} is accepted, so this is the result for what it means"
+        because = (
+            f"a mask {name} = {tuple(given.shape)} is accepted, so this is the result for what it"
+            " means"
+        )
         expect_close(output, expected, because=because)
 
 
 def _of_other_conventions(
     claims: Claims, problem: Problem, generator: torch.Generator
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return boolean masks in shapes that are not broadcastable, by the name of the shape, each with what it means."""
+    """Return boolean masks in shapes that are not broadcastable, by the name of the shape, each
+    with what it means.
+    """
     batch, heads, queries, keys = problem.shape
     device = problem.query.device
 
@@ -92,7 +99,10 @@ def masks_of_a_wrong_shape_are_refused(session: Session, case: Case) -> None:
         for form in sorted(session.claims.masks):
             dtype = {"bool": torch.bool, "float": problem.query.dtype, "int": torch.int64}[form]
             mask = torch.ones(shape, dtype=dtype, device=problem.query.device)
-            because = f"a {form} mask of shape {shape} is not broadcastable to (B, H, L, S) = {problem.shape}"
+            because = (
+                f"a {form} mask of shape {shape} is not broadcastable to (B, H, L, S) ="
+                f" {problem.shape}"
+            )
             calls[because] = partial(session, problem.change(mask=mask))
     expect_each_raises(calls)
 
@@ -100,9 +110,16 @@ def masks_of_a_wrong_shape_are_refused(session: Session, case: Case) -> None:
 def _shapes_that_do_not_broadcast(sizes: tuple[int, int, int, int]) -> list[tuple[int, ...]]:
     keys = sizes[3]
     shapes: list[tuple[int, ...]] = [
-        tuple(size + 1 if axis == grown else 1 for axis, size in enumerate(sizes)) for grown in range(4)
+        tuple(size + 1 if axis == grown else 1 for axis, size in enumerate(sizes))
+        for grown in range(4)
     ]
-    shapes += [(*sizes[:3], keys + 1), (*sizes[:3], keys + 2), (*sizes[:3], keys - 1), (1, *sizes), (keys + 1,)]
+    shapes += [
+        (*sizes[:3], keys + 1),
+        (*sizes[:3], keys + 2),
+        (*sizes[:3], keys - 1),
+        (1, *sizes),
+        (keys + 1,),
+    ]
     return [shape for shape in shapes if 0 not in shape and not _broadcasts(shape, sizes)]
 
 
@@ -126,13 +143,20 @@ def masks_of_another_precision_are_added_or_refused(session: Session, case: Case
     dtype = torch_dtype(companions[case.seed % 2])
     mask = problem.mask.to(dtype)
     rounded = problem.change(mask=mask.to(own))
-    assume(not has_empty_row(session, rounded), "rounded to the other dtype, the mask leaves a row empty")
+    assume(
+        not has_empty_row(session, rounded),
+        "rounded to the other dtype, the mask leaves a row empty",
+    )
     try:
-        output = session(problem.change(mask=mask), dtypes=(own, torch.promote_types(own, dtype))).output
+        output = session(
+            problem.change(mask=mask), dtypes=(own, torch.promote_types(own, dtype))
+        ).output
     except CallRaised:
         return
     expected = session.expected(rounded).output
-    expect_close(output, expected, because=f"a {mask.dtype} mask is added to the scores, or the call raises")
+    expect_close(
+        output, expected, because=f"a {mask.dtype} mask is added to the scores, or the call raises"
+    )
 
 
 @property_of(
@@ -150,7 +174,9 @@ def masks_of_an_unclaimed_dtype_are_refused(session: Session, case: Case) -> Non
     dtypes |= set() if "float" in session.claims.masks else {problem.query.dtype}
     assume(bool(dtypes), "every dtype is claimed")
     calls = {}
-    for dtype, numbers in product(sorted(dtypes, key=str), ("ones", "zeros")):  # one of the two may hide every key
+    for dtype, numbers in product(
+        sorted(dtypes, key=str), ("ones", "zeros")
+    ):  # one of the two may hide every key
         mask = getattr(torch, numbers)(problem.shape, dtype=dtype, device=problem.query.device)
         advice = _advice(dtype, session.claims.masks)
         because = f"a mask of {numbers} of dtype {dtype} is not claimed: {advice}"
@@ -161,9 +187,16 @@ def masks_of_an_unclaimed_dtype_are_refused(session: Session, case: Case) -> Non
 def _advice(dtype: torch.dtype, claimed: Collection[str]) -> str:
     """Return what to do about a mask that is accepted though its dtype is not claimed."""
     if dtype is torch.bool:
-        return 'claim masks={"bool", "float"} if True means that a query may attend to the key, and otherwise refuse it'
+        return (
+            'claim masks={"bool", "float"} if True means that a query may attend to the key, and'
+            " otherwise refuse it"
+        )
     if dtype.is_floating_point:
         return 'claim masks={"bool", "float"} if it is added to the scores, and otherwise refuse it'
     forms = " or ".join({"bool": "booleans", "float": "floats"}[form] for form in sorted(claimed))
-    counts = 'claim "int" if 1 and 0 count as True and False, and otherwise ' if "bool" in claimed else ""
+    counts = (
+        'claim "int" if 1 and 0 count as True and False, and otherwise '
+        if "bool" in claimed
+        else ""
+    )
     return f"{counts}refuse it, so that callers convert it to {forms} themselves"

@@ -24,14 +24,18 @@ from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.discovery.resolve import original_of
 from mha.spec import Problem
 
-FEW = Domain(inputs=("cross", "self"), values=("normal",), layouts=DENSE, modes=("eval", "no_grad"), min_S=2)
+FEW = Domain(
+    inputs=("cross", "self"), values=("normal",), layouts=DENSE, modes=("eval", "no_grad"), min_S=2
+)
 # For each dtype, the one that a module is moved to.
 MOVED_TO = {"float32": ("float64", "bfloat16", "float16"), "float64": ("float32",)}
 
 
 @property_of("STA-9", FEW, needs="projections", requires="HED-1", must_reject=(), max_cases=4)
 def layers_are_called(session: Session, case: Case) -> None:
-    """Every linear layer whose weight counts is called, so that a hook on it, or another layer in its place, counts."""
+    """Every linear layer whose weight counts is called, so that a hook on it, or another layer in
+    its place, counts.
+    """
     problem = case.problem()
     module = module_of(session.built(problem))
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
@@ -45,7 +49,10 @@ def layers_are_called(session: Session, case: Case) -> None:
         with _other_weight(layer):
             changed = session(problem).output
         counts = not torch.equal(changed.tensor, base.tensor)
-        message = f"the weight of the layer {name!r} counts, but the layer is not called, so hooks on it have no effect"
+        message = (
+            f"the weight of the layer {name!r} counts, but the layer is not called, so hooks on it"
+            " have no effect"
+        )
         expect(not counts, message)
 
 
@@ -106,14 +113,21 @@ def every_parameter_gets_a_gradient(session: Session, case: Case) -> None:
 @property_of(
     "SHP-9",
     Domain(
-        masks=COMMON, causal=BOTH, values=MODERATE, layouts=DENSE, modes=("eval", "no_grad"), dtypes=tuple(MOVED_TO)
+        masks=COMMON,
+        causal=BOTH,
+        values=MODERATE,
+        layouts=DENSE,
+        modes=("eval", "no_grad"),
+        dtypes=tuple(MOVED_TO),
     ),
     needs="projections",
     must_reject=("lopsided", "single_precision"),
     max_cases=8,
 )
 def a_module_can_be_moved_to_another_dtype(session: Session, case: Case) -> None:
-    """`.to(dtype)` after the construction moves everything: outputs have the new dtype, within its bound."""
+    """`.to(dtype)` after the construction moves everything: outputs have the new dtype, within its
+    bound.
+    """
     assume_unquantised(session)
     claimed = [name for name in MOVED_TO[case.dtype] if name in session.claims.dtypes]
     assume(bool(claimed), "no other dtype is claimed")
@@ -147,7 +161,9 @@ def _in_dtype(problem: Problem, dtype: torch.dtype) -> Problem:
 
 @property_of("CFG-7", FEW, needs="projections", must_reject=(), max_cases=3)
 def a_module_is_filled_after_construction_without_memory(session: Session, case: Case) -> None:
-    """Constructed on the meta device, then given memory and the weights of another, it gives the same results."""
+    """Constructed on the meta device, then given memory and the weights of another, it gives the
+    same results.
+    """
     original = _adapted(session)
     problem = case.problem()
     instance = session.built(problem)
@@ -156,7 +172,9 @@ def a_module_is_filled_after_construction_without_memory(session: Session, case:
 
     def filled(_: Any) -> nn.Module:
         with torch.device("meta"):
-            module = original.as_constructed(problem.config, problem.weights, dtype=dtype, device="meta")
+            module = original.as_constructed(
+                problem.config, problem.weights, dtype=dtype, device="meta"
+            )
         module.to_empty(device=case.device)
         _fill_with_nan(module)
         module.load_state_dict(state)
@@ -166,7 +184,10 @@ def a_module_is_filled_after_construction_without_memory(session: Session, case:
     code = "{}, constructed on the meta device, after to_empty and load_state_dict"
     empty = session.derive(instance, filled, code)
     output, base = session(problem, via=empty).output, session(problem).output
-    because = "the output as constructed (instead of on the meta device, then to_empty and load_state_dict)"
+    because = (
+        "the output as constructed (instead of on the meta device, then to_empty and"
+        " load_state_dict)"
+    )
     expect_agree(output, base, session.bound_of(problem), because=because)
 
 
@@ -180,7 +201,9 @@ def _fill_with_nan(module: nn.Module) -> None:
 
 @property_of("CFG-7", FEW, needs="projections", must_reject=(), max_cases=1, number=2)
 def the_constructor_makes_parameters_of_the_dtype_and_device(session: Session, case: Case) -> None:
-    """A constructor that takes a dtype or a device makes all its parameters of that dtype, on that device."""
+    """A constructor that takes a dtype or a device makes all its parameters of that dtype, on that
+    device.
+    """
     original = _adapted(session)
     set_by_user = getattr(original.constructor, "keywords", {})
     taken = {"dtype", "device"} & parameters_of(original.constructor).keys() - set_by_user.keys()
@@ -190,16 +213,23 @@ def the_constructor_makes_parameters_of_the_dtype_and_device(session: Session, c
     arguments = {name: field for name, field in original.arguments.items() if name not in taken}
     given = ", ".join(f"{name}={value!r}" for name, value in asked.items())
     with guarded(f"construction with {given}"):
-        module = construct(partial(original.constructor, **asked), arguments, case.config, session.claims.dropout)
+        module = construct(
+            partial(original.constructor, **asked), arguments, case.config, session.claims.dropout
+        )
     for name, parameter in module.named_parameters():
         made = {"dtype": parameter.dtype, "device": parameter.device.type}
         unlike = [field for field in asked if made[field] != asked[field]]
-        message = f"constructed with {given}, its parameter {name!r} is {made['dtype']} on {made['device']!r}"
+        message = (
+            f"constructed with {given}, its parameter {name!r} is {made['dtype']} on"
+            f" {made['device']!r}"
+        )
         expect(not unlike, message)
 
 
 def _adapted(session: Session) -> ModuleImplementation:
-    """Return what `from_module` made; discard the case for anything else, whose constructor is not known."""
+    """Return what `from_module` made; discard the case for anything else, whose constructor is not
+    known.
+    """
     original = original_of(session.implementation)
     assume(isinstance(original, ModuleImplementation), "how the module is constructed is not known")
     assert isinstance(original, ModuleImplementation)

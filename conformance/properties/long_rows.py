@@ -1,4 +1,6 @@
-"""NUM-5: rows of many keys, some of which are compared with the oracle; also their gradients, and half precision."""
+"""NUM-5: rows of many keys, some of which are compared with the oracle; also their gradients, and
+half precision.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def _expect_rows(session: Session, case: Case, rows: Tensor) -> None:
     """Expect the oracle's results in some rows, by their indices."""
     assume_unquantised(session)
     problem = case.problem()
-    result, expected = session(problem), session.expected(select_queries(problem, rows, session.claims.causal))
+    result, expected = (
+        session(problem),
+        session.expected(select_queries(problem, rows, session.claims.causal)),
+    )
     because = f"the oracle's value for {case.L} queries on {case.S} keys"
     expect_close(result.output[:, rows], expected.output, because=because)
     if result.weights is not None:
@@ -53,14 +58,18 @@ def _expect_rows(session: Session, case: Case, rows: Tensor) -> None:
 
 @property_of(
     "NUM-5",
-    replace(LONG_ROWS, masks=("none",), causal=(True,), inputs=("self",), values=("normal",), max_B=1),
+    replace(
+        LONG_ROWS, masks=("none",), causal=(True,), inputs=("self",), values=("normal",), max_B=1
+    ),
     requires="HED-1",
     must_reject=("unmasked",),
     max_cases=1,
     number=2,
 )
 def long_causal_calls_are_within_the_bound(session: Session, case: Case) -> None:
-    """Sampled rows of a causal call are within the bound beyond the length that causal masks are often made for."""
+    """Sampled rows of a causal call are within the bound beyond the length that causal masks are
+    often made for.
+    """
     n_heads = min(session.claims.sizes.n_heads or {1})
     case = replace(case, n_heads=n_heads, B=1, L=MAX_LENGTH, S=MAX_LENGTH)
     _expect_rows(session, case, torch.tensor([1023, 1024, 2047, 2048]))
@@ -83,7 +92,9 @@ def long_rows_have_gradients(session: Session, case: Case) -> None:
 
 @property_of(
     "GRD-1",
-    replace(LONG_ROWS, masks=("none", "padding"), inputs=("self",), modes=WITH_GRADIENT, dtypes=BOUNDED),
+    replace(
+        LONG_ROWS, masks=("none", "padding"), inputs=("self",), modes=WITH_GRADIENT, dtypes=BOUNDED
+    ),
     needs="gradients",
     requires="HED-1",
     must_reject=("mean", "zeros", "detached"),
@@ -106,11 +117,19 @@ def many_queries_on_many_keys_have_gradients(session: Session, case: Case) -> No
     max_cases=6,
     number=2,
 )
-def long_rows_in_half_precision_are_no_worse_than_the_plain_formula(session: Session, case: Case) -> None:
-    """In half precision the root mean square error over long rows is at most twice that of the plain formula."""
+def long_rows_in_half_precision_are_no_worse_than_the_plain_formula(
+    session: Session, case: Case
+) -> None:
+    """In half precision the root mean square error over long rows is at most twice that of the
+    plain formula.
+    """
     expect_no_worse_than_plain(session, replace(case, L=33))
 
 
 def _sometimes_transposed(session: Session, case: Case) -> Case:
     """Return the case, or, one time in four, that of as many queries as it has keys, on few keys."""
-    return replace(case, L=case.S, S=case.L, causal=session.claims.always_causal) if case.seed % 4 == 3 else case
+    return (
+        replace(case, L=case.S, S=case.L, causal=session.claims.always_causal)
+        if case.seed % 4 == 3
+        else case
+    )

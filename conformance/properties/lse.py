@@ -20,11 +20,17 @@ from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.support.shared_assertions import assume_answered, has_empty_row, input_gradients
+from mha.conformance.properties.support.shared_assertions import (
+    assume_answered,
+    has_empty_row,
+    input_gradients,
+)
 from mha.spec import Lse, Problem
 from mha.spec.bounds import Ball
 
-OF_ALL_MASKS = Domain(masks=("none", *BOOLEAN, *FLOAT, *EMPTY), causal=BOTH, values=(*MODERATE, "large"), lse=(True,))
+OF_ALL_MASKS = Domain(
+    masks=("none", *BOOLEAN, *FLOAT, *EMPTY), causal=BOTH, values=(*MODERATE, "large"), lse=(True,)
+)
 # What a wrong log-sum-exp may be, made of the natural one, (B, H, L).
 READINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "that to base 2": lambda natural: natural / math.log(2),
@@ -55,18 +61,29 @@ def _expect_lse(session: Session, problem: Problem) -> None:
     declared = session.claims.lse or Lse()
     assert result.lse is not None
     try:
-        expect_close(result.lse, expected.lse, because=f"the log-sum-exp of the scores, to base {declared.base}")
+        expect_close(
+            result.lse,
+            expected.lse,
+            because=f"the log-sum-exp of the scores, to base {declared.base}",
+        )
     except Violation as violation:
         if reading := _reading_of(result.lse, expected.lse, declared):
             violation.message += f"; it is {reading}"
         raise
-    expect_close(result.output, expected.output, because="the oracle's value, with a log-sum-exp beside it")
+    expect_close(
+        result.output, expected.output, because="the oracle's value, with a log-sum-exp beside it"
+    )
 
 
 def _reading_of(lse: RecordedTensor, expected: Ball, declared: Lse) -> str:
-    """Return what a wrong log-sum-exp is instead, if all its finite numbers are near to that; else ""."""
+    """Return what a wrong log-sum-exp is instead, if all its finite numbers are near to that; else
+    "".
+    """
     natural = expected.mid * declared.log_base
-    actual, own = lse.tensor.detach().double(), "that to base 2" if declared.base == "2" else "the natural one"
+    actual, own = (
+        lse.tensor.detach().double(),
+        ("that to base 2" if declared.base == "2" else "the natural one"),
+    )
     for reading, of in READINGS.items():
         value = of(natural)
         known = value.isfinite()
@@ -107,4 +124,6 @@ def the_log_sum_exp_has_its_gradient(session: Session, case: Case) -> None:
         differentiate(result.output.tensor, upstream, others=[(result.lse.tensor, of_lse)])
     expected = session.expected_gradients(problem, upstream, upstream_lse)
     for name, gradient in input_gradients(session, leaves).items():
-        expect_close(gradient, expected[name], because="the gradient of a loss of output and log-sum-exp")
+        expect_close(
+            gradient, expected[name], because="the gradient of a loss of output and log-sum-exp"
+        )

@@ -9,21 +9,47 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import ALL_MODES, BOTH, DENSE, MODERATE, WIDE_RANGE, WITH_GRADIENT, Domain
+from mha.conformance.cases.domain import (
+    ALL_MODES,
+    BOTH,
+    DENSE,
+    MODERATE,
+    WIDE_RANGE,
+    WITH_GRADIENT,
+    Domain,
+)
 from mha.conformance.cases.mask_kinds import BOOLEAN, EMPTY, FLOAT
 from mha.conformance.cases.transforms import as_claimed, passing_heads, with_dropout
-from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close, expect_raises
+from mha.conformance.harness.assertions import (
+    assume,
+    expect,
+    expect_agree,
+    expect_close,
+    expect_raises,
+)
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.recording import RecordedOutput, RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.support.domains import EVERYDAY_SIZES
-from mha.conformance.properties.support.shared_assertions import assume_answered, expect_finite, expect_gradients
+from mha.conformance.properties.support.shared_assertions import (
+    assume_answered,
+    expect_finite,
+    expect_gradients,
+)
 from mha.spec import Claims, Problem, to_convention
 from mha.spec.bounds import Ball
 
-EMPTY_WITH_GRADIENT = Domain(masks=EMPTY, causal=BOTH, layouts=DENSE, modes=WITH_GRADIENT, values=MODERATE)
-FEW_OF_WIDE_HEADS = {"n_heads": (2, 3), "head_dim": (128, 64, 20), "B": (2, 1), "L": (7, 1), "S": (9, 33)}
+EMPTY_WITH_GRADIENT = Domain(
+    masks=EMPTY, causal=BOTH, layouts=DENSE, modes=WITH_GRADIENT, values=MODERATE
+)
+FEW_OF_WIDE_HEADS = {
+    "n_heads": (2, 3),
+    "head_dim": (128, 64, 20),
+    "B": (2, 1),
+    "L": (7, 1),
+    "S": (9, 33),
+}
 
 
 @property_of(
@@ -33,14 +59,18 @@ FEW_OF_WIDE_HEADS = {"n_heads": (2, 3), "head_dim": (128, 64, 20), "B": (2, 1), 
     must_reject=("first_key_if_empty",),
 )
 def empty_rows_follow_the_declared_policy(session: Session, case: Case) -> None:
-    """A row without an allowed key follows the declared policy in every mode, with and without weights."""
+    """A row without an allowed key follows the declared policy in every mode, with and without
+    weights.
+    """
     problem = case.problem()
     policy, results = session.claims.empty_row, list[tuple[RecordedOutput, str]]()
     for mode in ALL_MODES:
         for need_weights in (False, True) if session.claims.returns_weights else (False,):
             call = partial(session, problem, mode=mode, need_weights=need_weights)
             if policy == "error":
-                expect_raises(call, because="a row has no allowed key, and the declared policy is 'error'")
+                expect_raises(
+                    call, because="a row has no allowed key, and the declared policy is 'error'"
+                )
                 continue
             because = (
                 f"the policy {policy!r} for a row without an allowed key, in the mode {mode!r} "
@@ -64,10 +94,15 @@ def empty_rows_follow_the_declared_policy(session: Session, case: Case) -> None:
     number=5,
 )
 def empty_rows_of_wide_heads_follow_the_declared_policy(session: Session, case: Case) -> None:
-    """A row without an allowed key follows the declared policy for heads of the widths of everyday models."""
+    """A row without an allowed key follows the declared policy for heads of the widths of everyday
+    models.
+    """
     problem = case.problem()
     output, expected = session(problem).output, session.expected(problem)
-    because = f"the policy {session.claims.empty_row!r} for a row without an allowed key, with d_k = {case.head_dim}"
+    because = (
+        f"the policy {session.claims.empty_row!r} for a row without an allowed key, with d_k ="
+        f" {case.head_dim}"
+    )
     _expect_rows(expected.empty.any(1).unsqueeze(-1), output, expected.output, because)
 
 
@@ -88,11 +123,15 @@ def mask_of_one_key_is_expanded_or_refused(session: Session, case: Case) -> None
     because = "the result for the same mask, here expanded to all keys"
     expect_agree(result.output, base.output, session.bound_of(problem), because=because)
     if result.weights is not None and base.weights is not None:
-        expect_agree(result.weights, base.weights, lambda: session.expected(problem).weights, because=because)
+        expect_agree(
+            result.weights, base.weights, lambda: session.expected(problem).weights, because=because
+        )
 
 
 def _of_whole_heads(claims: Claims, problem: Problem, case: Case) -> Problem:
-    """Return the problem with a mask (1, H, 1, S) of heads that may attend to every key, or to none."""
+    """Return the problem with a mask (1, H, 1, S) of heads that may attend to every key, or to
+    none.
+    """
     allowed = torch.rand(1, case.n_heads, 1, 1, generator=case.generator) < 0.5
     allowed[:, case.seed // 2 % case.n_heads] = False
     return as_claimed(claims, problem, allowed.to(case.device).repeat(1, 1, 1, case.S))
@@ -124,7 +163,9 @@ def empty_rows_of_many_keys_follow_the_declared_policy(session: Session, case: C
 
 @property_of(
     "MSK-8",
-    Domain(masks=EMPTY, causal=BOTH, values=MODERATE, layouts=DENSE, modes=("train", "train_no_grad")),
+    Domain(
+        masks=EMPTY, causal=BOTH, values=MODERATE, layouts=DENSE, modes=("train", "train_no_grad")
+    ),
     needs=("dropout=True", "empty_row=zeros|nan"),
     requires="HED-1",
     max_cases=24,
@@ -133,14 +174,26 @@ def empty_rows_of_many_keys_follow_the_declared_policy(session: Session, case: C
     min_rejection_rate=0.7,  # the weight of the one key may be dropped
 )
 def dropout_leaves_empty_rows_as_they_are(session: Session, case: Case) -> None:
-    """A row without an allowed key follows the declared policy under dropout too, and all other rows stay finite."""
+    """A row without an allowed key follows the declared policy under dropout too, and all other
+    rows stay finite.
+    """
     problem, policy = case.problem(), session.claims.empty_row
-    output, expected = session(with_dropout(problem, 0.5), seed=case.seed).output, session.expected(problem)
-    empty_in_a_head, empty_in_all = expected.empty.any(1).unsqueeze(-1), expected.empty.all(1).unsqueeze(-1)
-    because = f"the policy {policy!r} for a row without an allowed key, with dropout of probability 0.5"
+    output, expected = (
+        session(with_dropout(problem, 0.5), seed=case.seed).output,
+        session.expected(problem),
+    )
+    empty_in_a_head, empty_in_all = (
+        expected.empty.any(1).unsqueeze(-1),
+        expected.empty.all(1).unsqueeze(-1),
+    )
+    because = (
+        f"the policy {policy!r} for a row without an allowed key, with dropout of probability 0.5"
+    )
     _expect_rows(empty_in_all, output, expected.output, because)
     others = output.tensor.masked_fill(empty_in_a_head, 0.0) if policy == "nan" else output.tensor
-    expect_finite(session.unscripted(others, output.code), "with dropout and rows without an allowed key")
+    expect_finite(
+        session.unscripted(others, output.code), "with dropout and rows without an allowed key"
+    )
 
 
 @property_of(
@@ -165,19 +218,28 @@ def empty_rows_leave_other_rows_alone(session: Session, case: Case) -> None:
     assume(bool(with_keys.any()), "every row is empty")
     filled = _filled(problem, session.claims)
     if filled is None:
-        output, because = session(problem).output, "other rows have no allowed key, but these have one"
+        output, because = (
+            session(problem).output,
+            "other rows have no allowed key, but these have one",
+        )
         _expect_rows(with_keys.unsqueeze(-1), output, session.expected(problem).output, because)
         return
     _expect_rows_of_filled(session, problem, filled, with_keys)
 
 
-def _expect_rows_of_filled(session: Session, problem: Problem, filled: Problem, with_keys: Tensor) -> None:
-    """Expect the same results in some rows, boolean (B, L), where the others may attend to every key."""
+def _expect_rows_of_filled(
+    session: Session, problem: Problem, filled: Problem, with_keys: Tensor
+) -> None:
+    """Expect the same results in some rows, boolean (B, L), where the others may attend to every
+    key.
+    """
     base, result = session(filled), session(problem)
     expected = session.expected(filled), session.expected(problem)
     because = f"the result where the empty rows may attend to every key ({base.output.code})"
     reach = expected[0].output.rad + expected[1].output.rad
-    _expect_rows(with_keys.unsqueeze(-1), result.output, Ball(base.output.tensor.double(), reach), because)
+    _expect_rows(
+        with_keys.unsqueeze(-1), result.output, Ball(base.output.tensor.double(), reach), because
+    )
     if result.weights is not None and base.weights is not None:
         reach = expected[0].weights.rad + expected[1].weights.rad
         rows = with_keys[:, None, :, None]
@@ -219,7 +281,9 @@ def rows_of_nan_leave_other_gradients_alone(session: Session, case: Case) -> Non
 
 
 def _filled(problem: Problem, claims: Claims) -> Problem | None:
-    """Return the problem with every key allowed in its empty rows; None if no mask that is claimed says so."""
+    """Return the problem with every key allowed in its empty rows; None if no mask that is claimed
+    says so.
+    """
     mask = problem.mask
     assert mask is not None
     empty = ~problem.allowed(claims.alignment).any(-1, keepdim=True)
@@ -232,7 +296,9 @@ def _filled(problem: Problem, claims: Claims) -> Problem | None:
         empty = empty if claimed else empty.narrow(axis, 0, 1)
     if not claims.joint_masks and not (_is_shared(empty, 0) or _is_shared(empty, 2)):
         return None
-    return problem.change(mask=mask | empty if mask.dtype == torch.bool else torch.where(empty, 0.0, mask))
+    return problem.change(
+        mask=mask | empty if mask.dtype == torch.bool else torch.where(empty, 0.0, mask)
+    )
 
 
 def _is_within(output: Tensor, expected: Ball) -> bool:
@@ -257,7 +323,12 @@ def additive_and_boolean_masks_agree(session: Session, case: Case) -> None:
     assert problem.mask is not None
     additive = problem.change(mask=to_convention(problem.mask, "additive", problem.query.dtype))
     output, expected = session(additive).output, session(problem).output
-    expect_agree(output, expected, session.bound_of(problem), because="the result for the boolean form of the mask")
+    expect_agree(
+        output,
+        expected,
+        session.bound_of(problem),
+        because="the result for the boolean form of the mask",
+    )
 
 
 @property_of(
@@ -284,7 +355,9 @@ def additive_mask_is_a_bias_on_the_scores(session: Session, case: Case) -> None:
     number=3,
 )
 def the_lowest_number_is_not_infinity(session: Session, case: Case) -> None:
-    """A row of the dtype's lowest number, or of -1e9, is not an empty row: where every value is 1, its context is 1."""
+    """A row of the dtype's lowest number, or of -1e9, is not an empty row: where every value is 1,
+    its context is 1.
+    """
     problem = passing_heads(case.problem())
     assert problem.weights.b_v is not None
     problem = problem.change(w_v=problem.weights.w_v * 0, b_v=torch.ones_like(problem.weights.b_v))

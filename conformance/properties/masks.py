@@ -1,4 +1,6 @@
-"""MSK: what a mask means; `mask_edges` has MSK-8, MSK-9 and MSK-11, and `invalid_masks` MSK-12 and MSK-14."""
+"""MSK: what a mask means; `mask_edges` has MSK-8, MSK-9 and MSK-11, and `invalid_masks` MSK-12 and
+MSK-14.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def masked_keys_have_no_influence(session: Session, case: Case) -> None:
     number=2,
 )
 def masked_keys_have_no_influence_on_low_scores(session: Session, case: Case) -> None:
-    """This holds where the scores of all other keys are lower than the numbers that fill masked scores in much code."""
+    """This holds where the scores of all other keys are lower than the numbers that fill masked
+    scores in much code.
+    """
     _expect_masked_unread(session, case)
 
 
@@ -99,7 +103,9 @@ def masked_weights_are_zero(session: Session, case: Case) -> None:
     number=2,
 )
 def masked_keys_add_nothing_to_the_context(session: Session, case: Case) -> None:
-    """Where no weights are returned, the context of one-hot values shows that the weight of a masked key is 0."""
+    """Where no weights are returned, the context of one-hot values shows that the weight of a
+    masked key is 0.
+    """
     problem = with_weights_as_output(case, session.claims)
     hidden = hidden_pairs(session, problem)
     assume(bool(hidden.any()), NOTHING_HIDDEN)
@@ -108,10 +114,14 @@ def masked_keys_add_nothing_to_the_context(session: Session, case: Case) -> None
     if len(leaks):
         item, head, query, key = leaks[0].tolist()
         because = f"each value is one-hot, and key {key} is masked for query {query} in head {head}"
-        expect_equal(output[item, query, head * problem.config.head_dim + key], 0.0, because=because)
+        expect_equal(
+            output[item, query, head * problem.config.head_dim + key], 0.0, because=because
+        )
 
 
-@property_of("MSK-3", Domain(min_S=2, layouts=DENSE), needs="masks", must_reject=("unmasked", "lopsided"))
+@property_of(
+    "MSK-3", Domain(min_S=2, layouts=DENSE), needs="masks", must_reject=("unmasked", "lopsided")
+)
 def masking_equals_deleting(session: Session, case: Case) -> None:
     """Masking keys equals deleting them."""
     whole = case.problem()
@@ -119,7 +129,9 @@ def masking_equals_deleting(session: Session, case: Case) -> None:
     assert allowed is not None
     problem = as_claimed(session.claims, whole, allowed.to(case.device))
     loses_rows = problem.is_self or problem.query is problem.value
-    assume(loses_rows or not problem.is_causal, "without a key, the causal mask would be another one")
+    assume(
+        loses_rows or not problem.is_causal, "without a key, the causal mask would be another one"
+    )
     assume_answered(session, problem)
     kept = allowed[0, 0, 0].nonzero().flatten()
     deleted = select_keys(whole, kept)
@@ -140,7 +152,9 @@ def all_true_mask_equals_no_mask(session: Session, case: Case) -> None:
 
 @property_of("MSK-5", Domain(masks=(*BOOLEAN, *FLOAT), causal=BOTH))
 def broadcast_mask_equals_expanded(session: Session, case: Case) -> None:
-    """A broadcast mask equals the same mask expanded, along any axes; in any memory layout, to the bit."""
+    """A broadcast mask equals the same mask expanded, along any axes; in any memory layout, to the
+    bit.
+    """
     problem = case.problem()
     mask = problem.mask
     assert mask is not None
@@ -154,7 +168,8 @@ def broadcast_mask_equals_expanded(session: Session, case: Case) -> None:
     def result_for(same: Tensor) -> RecordedTensor:
         return session(problem.change(mask=same)).output
 
-    # Code may be selected by the shape of a mask: another shape gives the same result within the bound.
+    # Code may be selected by the shape of a mask: another shape gives the same result within the
+    # bound.
     contiguous = result_for(expanded.contiguous())
     forms = {
         "and contiguous": contiguous,
@@ -175,7 +190,9 @@ def broadcast_mask_equals_expanded(session: Session, case: Case) -> None:
 
 
 @property_of(
-    "MSK-5", Domain(masks=("keys", "queries", "head_keys", "heads", "query_bias", "head_bias"), causal=BOTH), number=2
+    "MSK-5",
+    Domain(masks=("keys", "queries", "head_keys", "heads", "query_bias", "head_bias"), causal=BOTH),
+    number=2,
 )
 def mask_of_fewer_dimensions_is_broadcast(session: Session, case: Case) -> None:
     """A mask of shape (H, L, S), (L, S) or (S,) equals the same mask of four dimensions."""
@@ -188,11 +205,16 @@ def mask_of_fewer_dimensions_is_broadcast(session: Session, case: Case) -> None:
     if mask.shape[1:3] == (1, 1):
         forms.append(mask[0, 0, 0])
     forms = [form for form in forms if form.ndim in session.claims.mask_ranks]
-    assume(bool(forms), f"needs the claim mask_ranks of less than 4, not {set(session.claims.mask_ranks)}")
+    assume(
+        bool(forms),
+        f"needs the claim mask_ranks of less than 4, not {set(session.claims.mask_ranks)}",
+    )
     base, bound = session(problem).output, session.bound_of(problem)
     for form in forms:
         output = session(problem.change(mask=form)).output
-        because = f"the result for the mask of shape {tuple(mask.shape)} (instead of {tuple(form.shape)})"
+        because = (
+            f"the result for the mask of shape {tuple(mask.shape)} (instead of {tuple(form.shape)})"
+        )
         expect_agree(output, base, bound, because=because)
 
 
@@ -202,12 +224,16 @@ def mask_of_fewer_dimensions_is_broadcast(session: Session, case: Case) -> None:
     must_reject=("lopsided",),
 )
 def mask_entry_affects_only_its_own_row(session: Session, case: Case) -> None:
-    """Mask entries differ per batch item, per query and per head, and each affects only its own row."""
+    """Mask entries differ per batch item, per query and per head, and each affects only its own
+    row.
+    """
     problem = case.problem()
     assert problem.mask is not None
     assume(bool({*"BL"} & {*case.mask_axes}), "all queries share one mask")
     axes = f"{case.mask_axes}S"
-    sizes = tuple(size if axis in axes else 1 for axis, size in zip("BHLS", problem.shape, strict=True))
+    sizes = tuple(
+        size if axis in axes else 1 for axis, size in zip("BHLS", problem.shape, strict=True)
+    )
     shape = (sizes[0], 1 if case.mask == "items" else sizes[1], *sizes[2:])
     mask = problem.mask.expand(shape).clone()
     if case.seed % 2 and shape[0] > 1:  # the first item may be the longest
@@ -227,12 +253,16 @@ def mask_entry_affects_only_its_own_row(session: Session, case: Case) -> None:
         rows = (~own[other]).nonzero().flatten().tolist()
         if rows:
             bound = partial(expected_after.__getitem__, (other, rows))
-            expect_unchanged(session, output[other, rows], base[other, rows], bound=bound, because=because)
+            expect_unchanged(
+                session, output[other, rows], base[other, rows], bound=bound, because=because
+            )
     must_change = _must_change(session, before, after) & own.unsqueeze(-1).to(case.device)
     unchanged = (must_change & (output.tensor == base.tensor)).nonzero()
     if len(unchanged):
         place = tuple(unchanged[0].tolist())
-        message = f"{output[place].code} did not change when key {key} was masked for it in head {head}"
+        message = (
+            f"{output[place].code} did not change when key {key} was masked for it in head {head}"
+        )
         expect(False, message, f"assert {output[place].code} != {base[place].code}")
 
 
@@ -250,9 +280,11 @@ def _cut(mask: Tensor, entry: tuple[int, ...]) -> Tensor:
 
 
 def _with_two_keys(mask: Tensor, entry: tuple[int, ...], claims: Claims) -> Tensor:
-    """Return a mask that allows two keys in the row of an entry, its own and the first one, unless they are the same.
+    """Return a mask that allows two keys in the row of an entry, its own and the first one, unless
+    they are the same.
 
-    Rounding cannot hide what one of two keys adds. Rows that share the entry, and are causal, have the first key too.
+    Rounding cannot hide what one of two keys adds. Rows that share the entry, and are causal, have
+    the first key too.
     """
     row, thinned = mask[entry[:-1]], mask.clone()
     first = int((row if mask.dtype == torch.bool else row > -math.inf).nonzero()[0])
@@ -264,22 +296,32 @@ def _with_two_keys(mask: Tensor, entry: tuple[int, ...], claims: Claims) -> Tens
     return thinned
 
 
-def _removable_entry(session: Session, problem: Problem, generator: torch.Generator) -> tuple[int, ...]:
-    """Return an entry of the mask that allows a key, while each row that it belongs to may attend to another one."""
+def _removable_entry(
+    session: Session, problem: Problem, generator: torch.Generator
+) -> tuple[int, ...]:
+    """Return an entry of the mask that allows a key, while each row that it belongs to may attend
+    to another one.
+    """
     assert problem.mask is not None
     allowed = problem.allowed(session.claims.alignment)
     removable = problem.mask if problem.mask.dtype == torch.bool else problem.mask == 0
     # Of rows that share the entry, one may have no other key.
-    last = (allowed & (allowed.sum(-1, keepdim=True) == 1)).double().sum_to_size(problem.mask.shape) > 0
+    last = (allowed & (allowed.sum(-1, keepdim=True) == 1)).double().sum_to_size(
+        problem.mask.shape
+    ) > 0
     used = allowed.double().sum_to_size(problem.mask.shape) > 0
     if session.claims.prefix_masks:  # only the last of its row
-        removable = removable & ~torch.cat([removable[..., 1:], torch.zeros_like(removable[..., :1])], -1)
+        removable = removable & ~torch.cat(
+            [removable[..., 1:], torch.zeros_like(removable[..., :1])], -1
+        )
     places = (removable & used & ~last).nonzero()
     assume(len(places) > 0, "every row has only one allowed key")
     return tuple(places[int(torch.randint(len(places), (1,), generator=generator))].tolist())
 
 
-@property_of("MSK-7", Domain(min_S=2, layouts=DENSE), needs="masks", must_reject=("unmasked", "lopsided"))
+@property_of(
+    "MSK-7", Domain(min_S=2, layouts=DENSE), needs="masks", must_reject=("unmasked", "lopsided")
+)
 def every_position_can_be_masked(session: Session, case: Case) -> None:
     """Masking works at every position, including the first and last key."""
     problem = case.problem()
@@ -322,7 +364,9 @@ NAN = Domain(masks=("none", *BOOLEAN), causal=BOTH, values=MODERATE, layouts=DEN
 
 @property_of("MSK-13", replace(NAN, min_S=2), must_reject=("hides_nan",))
 def nan_of_allowed_keys_shows(session: Session, case: Case) -> None:
-    """NaN in one of the allowed keys, and NaN or infinity in an allowed value, show in every row that sees it."""
+    """NaN in one of the allowed keys, and NaN or infinity in an allowed value, show in every row
+    that sees it.
+    """
     problem, key, sees = _one_key(session, case)
     several = problem.allowed(session.claims.alignment).sum(-1) > 1
     if problem.key is problem.query:  # all scores of that query are NaN
@@ -366,10 +410,15 @@ def _expect_shown(session: Session, problem: Problem, key: int, rows: dict[str, 
             hidden = (rows[name] & output.tensor.isfinite().all(-1)).nonzero()
             if len(hidden):
                 row = output[tuple(hidden[0].tolist())]
-                message = f"{row.code} is finite, but that query may attend to key {key}, whose {name} is {number}"
+                message = (
+                    f"{row.code} is finite, but that query may attend to key {key}, whose {name} is"
+                    f" {number}"
+                )
                 expect(False, message, f"assert not {row.code}.isfinite().all()")
 
 
 def _filled(problem: Problem, tensor: Tensor, places: Tensor, number: float) -> Problem:
     """Put a number into an input at some positions, boolean (B, S), wherever that tensor is given."""
-    return problem.map_inputs(lambda x: x.masked_fill(places.unsqueeze(-1), number) if x is tensor else x)
+    return problem.map_inputs(
+        lambda x: x.masked_fill(places.unsqueeze(-1), number) if x is tensor else x
+    )

@@ -17,8 +17,9 @@ from mha.implementations.adapters.calling import CallByName
 from mha.implementations.discovery.resolve import original_of
 from mha.spec.claims import smallest_from
 
-# The second length is four times the first one. What grows with it takes four times the memory, what grows with its
-# square sixteen times; with the inputs of heads as narrow as these, the scores are most of it.
+# The second length is four times the first one. What grows with it takes four times the memory,
+# what grows with its square sixteen times; with the inputs of heads as narrow as these, the scores
+# are most of it.
 LENGTHS = (512, 2048)
 MOST_GROWTH = 6.0
 HEADS, WIDTH = 2, 16
@@ -45,12 +46,15 @@ KEYS_ONLY = Domain(
 )
 def memory_grows_with_the_lengths(session: Session, case: Case) -> None:
     """At four times the length, a forward and a backward pass take at most six times the memory."""
-    assume(not _expands_masks(session, case), "the masks of its calls have numbers for each query and key")
+    assume(
+        not _expands_masks(session, case),
+        "the masks of its calls have numbers for each query and key",
+    )
     short, long = (_peak(session, replace(case, L=length, S=length)) for length in LENGTHS)
     passes = "a forward and a backward pass" if session.claims.gradients else "a forward pass"
     message = (
-        f"{passes} at L = S = {LENGTHS[1]} takes {long / short:.1f} times the memory of L = S = {LENGTHS[0]} "
-        f"({_mebibytes(long)} instead of {_mebibytes(short)}), so it grows with L * S"
+        f"{passes} at L = S = {LENGTHS[1]} takes {long / short:.1f} times the memory of L = S ="
+        f" {LENGTHS[0]} ({_mebibytes(long)} instead of {_mebibytes(short)}), so it grows with L * S"
     )
     expect(long <= MOST_GROWTH * short, message)
 
@@ -60,17 +64,23 @@ def _mebibytes(count: int) -> str:
 
 
 def _expands_masks(session: Session, case: Case) -> bool:
-    """Return whether the adapter passes a mask of queries by keys, whose memory is none of the attention's."""
+    """Return whether the adapter passes a mask of queries by keys, whose memory is none of the
+    attention's.
+    """
     call = getattr(original_of(session.implementation), "call", None)
     if not isinstance(call, CallByName):
         return False
     masks = call.masks
     always = masks.required or masks.causal_by_default
-    return always or (case.mask != "none" and masks.shape is not None and {"l", "s"} <= set(masks.shape))
+    return always or (
+        case.mask != "none" and masks.shape is not None and {"l", "s"} <= set(masks.shape)
+    )
 
 
 def _peak(session: Session, case: Case) -> int:
-    """Return the bytes that a call and its backward pass take beyond what they are given, after one to warm up."""
+    """Return the bytes that a call and its backward pass take beyond what they are given, after one
+    to warm up.
+    """
     sizes = session.claims.sizes
     n_heads = smallest_from(sizes.n_heads or {HEADS}, HEADS)
     problem = replace(case, B=1, n_heads=n_heads, head_dim=sizes.fit_head_dim(WIDTH)).problem()

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import ALL_MODES, BOTH, DENSE, FEW_VALUES, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.domain import (
+    ALL_MODES,
+    BOTH,
+    DENSE,
+    FEW_VALUES,
+    MODERATE,
+    WITH_GRADIENT,
+    Domain,
+)
 from mha.conformance.cases.mask_kinds import BOOLEAN, EMPTY, FLOAT, NO_EMPTY_ROWS
 from mha.conformance.cases.transforms import as_claimed, as_wide_as_claimed, extra_keys, with_extra
 from mha.conformance.harness.assertions import assume, expect_agree, expect_close
@@ -18,7 +26,12 @@ from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.support.shared_assertions import expect_gradients, expect_result, refuses, weights_of
+from mha.conformance.properties.support.shared_assertions import (
+    expect_gradients,
+    expect_result,
+    refuses,
+    weights_of,
+)
 from mha.spec import Problem, causal_mask, join_causal, to_convention
 from mha.spec.masks import INTEGERS
 from mha.spec.problem import INPUTS
@@ -27,12 +40,18 @@ ONE_MODE = ("eval",)
 ALWAYS_RAISES = "a row has no allowed key, and the declared policy is 'error'"
 
 
-@property_of("PTH-1", Domain(masks=NO_EMPTY_ROWS, causal=BOTH, need_weights=(False,)), needs="returns_weights")
+@property_of(
+    "PTH-1",
+    Domain(masks=NO_EMPTY_ROWS, causal=BOTH, need_weights=(False,)),
+    needs="returns_weights",
+)
 def asking_for_weights_changes_no_output(session: Session, case: Case) -> None:
     """need_weights on or off gives the same output."""
     problem = case.problem()
     assume(not refuses(session, problem), ALWAYS_RAISES)
-    without, with_weights = (session(problem, need_weights=need_weights).output for need_weights in (False, True))
+    without, with_weights = (
+        session(problem, need_weights=need_weights).output for need_weights in (False, True)
+    )
     because = f"the result with need_weights=True (instead of False) in the mode {case.mode!r}"
     expect_agree(without, with_weights, session.bound_of(problem), because=because)
 
@@ -45,7 +64,8 @@ def modes_change_no_output(session: Session, case: Case) -> None:
 
 @property_of(
     "PTH-2",
-    # Libraries take a fast path without gradients where one tensor is all three inputs and no weights are asked for.
+    # Libraries take a fast path without gradients where one tensor is all three inputs and no
+    # weights are asked for.
     Domain(
         masks=("none", "padding", "queries"),
         causal=BOTH,
@@ -75,11 +95,15 @@ def _expect_one_result(session: Session, case: Case) -> None:
 
 @property_of("PTH-3", Domain(masks=("all", *BOOLEAN), causal=BOTH, values=FEW_VALUES))
 def forms_of_one_mask_agree(session: Session, case: Case) -> None:
-    """One mask as boolean, 0/-infinity float, integers, broadcast, expanded or causal flag gives the same output."""
+    """One mask as boolean, 0/-infinity float, integers, broadcast, expanded or causal flag gives
+    the same output.
+    """
     problem, claims = case.problem(), session.claims
     assert problem.mask is not None
     items = case.B if claims.per_item_mask else 1
-    padding = torch.arange(case.S) < 1 + torch.randint(case.S, (items, 1, 1, 1), generator=case.generator)
+    padding = torch.arange(case.S) < 1 + torch.randint(
+        case.S, (items, 1, 1, 1), generator=case.generator
+    )
     # The first key stays allowed in every row: empty rows are for MSK-8.
     first = (torch.arange(case.S) == 0).to(case.device)
     given = problem.mask if problem.mask.dtype == torch.bool else problem.mask == 0
@@ -116,24 +140,42 @@ def _forms(session: Session, boolean: Problem) -> dict[str, Problem]:
         assert claims.causal is not None
         _, _, queries, keys = boolean.shape
         causal = causal_mask(queries, keys, claims.causal, boolean.query.device)
-        forms["combined with the causal mask"] = boolean.change(mask=join_causal(mask, causal), is_causal=False)
+        forms["combined with the causal mask"] = boolean.change(
+            mask=join_causal(mask, causal), is_causal=False
+        )
     if "bool" not in claims.masks:
-        return {form: as_claimed(claims, same, same.mask) for form, same in forms.items() if same.mask is not None}
+        return {
+            form: as_claimed(claims, same, same.mask)
+            for form, same in forms.items()
+            if same.mask is not None
+        }
     if "float" in claims.masks:
         dtype = boolean.query.dtype
         forms |= {
-            f"{form} as 0 and -infinity".strip(): same.change(mask=to_convention(same.mask, "additive", dtype))
+            f"{form} as 0 and -infinity".strip(): same.change(
+                mask=to_convention(same.mask, "additive", dtype)
+            )
             for form, same in ({"": boolean} | forms).items()
             if same.mask is not None
         }
     if "int" in claims.masks:
-        forms |= {f"as 1 and 0 in {dtype}": boolean.change(mask=mask.to(dtype)) for dtype in INTEGERS}
+        forms |= {
+            f"as 1 and 0 in {dtype}": boolean.change(mask=mask.to(dtype)) for dtype in INTEGERS
+        }
     return forms
 
 
 @property_of(
     "PTH-4",
-    Domain(masks=(*BOOLEAN, *FLOAT), causal=(True,), may_raise=True, square=True, min_L=2, min_S=2, values=MODERATE),
+    Domain(
+        masks=(*BOOLEAN, *FLOAT),
+        causal=(True,),
+        may_raise=True,
+        square=True,
+        min_L=2,
+        min_S=2,
+        values=MODERATE,
+    ),
     requires="HED-1",
     must_reject=("unmasked", "lopsided"),
 )
@@ -144,13 +186,19 @@ def a_hint_never_overrides_the_mask(session: Session, case: Case) -> None:
         output = session(problem).output
     except CallRaised:
         return
-    expect_close(output, session.expected(problem).output, because="both the mask and the causal flag apply")
+    expect_close(
+        output, session.expected(problem).output, because="both the mask and the causal flag apply"
+    )
 
 
-WITH_EXTRAS = Domain(values=MODERATE, layouts=DENSE, masks=NO_EMPTY_ROWS, causal=BOTH, need_weights=(False,))
+WITH_EXTRAS = Domain(
+    values=MODERATE, layouts=DENSE, masks=NO_EMPTY_ROWS, causal=BOTH, need_weights=(False,)
+)
 
 
-@property_of("PTH-5", WITH_EXTRAS, needs="extras", requires="HED-1", must_reject=("zeros", "lopsided"))
+@property_of(
+    "PTH-5", WITH_EXTRAS, needs="extras", requires="HED-1", must_reject=("zeros", "lopsided")
+)
 def extras_match_the_oracle(session: Session, case: Case) -> None:
     """With each claimed extra, and with two together, the result matches the oracle."""
     _expect_extras(session, case)
@@ -182,7 +230,9 @@ def extra_keys_have_gradients(session: Session, case: Case) -> None:
     """With extra keys, the gradients match the oracle."""
     problem = case.problem()
     for extra in extra_keys(session.claims):
-        expect_gradients(session, with_extra(problem, case, extra), None, f"with the extra {extra!r}")
+        expect_gradients(
+            session, with_extra(problem, case, extra), None, f"with the extra {extra!r}"
+        )
         problem = with_extra(problem, case, extra)  # the last problem has all extras
 
 
@@ -229,7 +279,11 @@ def _expect_extras(session: Session, case: Case) -> None:
         because = f"the oracle's value with {' and '.join(extras)}"
         output = call_with_extras(session, problem, extras)
         expect_close(output, session.expected(problem).output, because=because)
-        if problem.config.extra_keys and not problem.config.length_first and session.claims.returns_weights:
+        if (
+            problem.config.extra_keys
+            and not problem.config.length_first
+            and session.claims.returns_weights
+        ):
             result = session(problem, need_weights=True)
             weights_of(result)
             expect_result(result, session.expected(problem), because)
@@ -258,4 +312,6 @@ def _batch_first(x: RecordedTensor, extras: Sequence[str]) -> RecordedTensor:
     """Return what is in the layout that the extras need as (B, N, width)."""
     if "unbatched" in extras:
         return x.map(lambda x: x.unsqueeze(0), "{}.unsqueeze(0)")
-    return x.map(lambda x: x.transpose(0, 1), "{}.transpose(0, 1)") if "length_first" in extras else x
+    return (
+        x.map(lambda x: x.transpose(0, 1), "{}.transpose(0, 1)") if "length_first" in extras else x
+    )

@@ -1,4 +1,6 @@
-"""The registry of properties: which function tests which clause, on which cases, under which claims."""
+"""The registry of properties: which function tests which clause, on which cases, under which
+claims.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ from mha.spec import CLAUSES, Claims, Level
 
 PropertyFunction = Callable[[Session, Case], None]
 # A property that needs one of these builds what no property of another family has tried before it.
-VARIANTS = ("extras", "grouped_query", "kv_widths", "value_width", "own_head_dim", "decodes", "composes", "world_sizes")
+VARIANTS = (
+    "extras",
+    "grouped_query",
+    "kv_widths",
+    "value_width",
+    "own_head_dim",
+    "decodes",
+    "composes",
+    "world_sizes",
+)
 _registered: dict[tuple[str, int], Property] = {}
 
 
@@ -28,18 +39,22 @@ _registered: dict[tuple[str, int], Property] = {}
 class Property:
     """A function that raises a `Violation` unless the implementation keeps a clause on a case.
 
-    number: among the properties of the clause. It orders them and seeds their cases, so that no case changes with the
-        function's name or its module.
+    number: among the properties of the clause. It orders them and seeds their cases, so that no
+        case changes with the function's name or its module.
     level: that of the clause, unless the property tests a recommendation only.
     domain: the cases it takes. module: the name of the module that defines it.
-    needs: the claims it needs, in addition to those of its domain: "field", or "field=value" where several values are
-        possible, or "field=one|other" where one of them will do.
-    requires: the basic clause that must hold for the property to mean anything (see `engine.preconditions`).
-    must_reject: the known-bad answers of `harness.known_bad` that it must reject, in at least the share
-        `min_rejection_rate` of the cases in which they are wrong. within_bounds: whether it is about errors that are
-        within the bounds, so that they need not be wrong by more than these.
-    max_cases: the most boundary cases, and one more than the most random ones, of a property that takes long.
-    may_refuse: whether an implementation may refuse a causal call with L != S here, as CAU-3 allows.
+    needs: the claims it needs, in addition to those of its domain: "field", or "field=value" where
+        several values are possible, or "field=one|other" where one of them will do.
+    requires: the basic clause that must hold for the property to mean anything (see
+        `engine.preconditions`).
+    must_reject: the known-bad answers of `harness.known_bad` that it must reject, in at least the
+        share `min_rejection_rate` of the cases in which they are wrong. within_bounds: whether it
+        is about errors that are within the bounds, so that they need not be wrong by more than
+        these.
+    max_cases: the most boundary cases, and one more than the most random ones, of a property that
+        takes long.
+    may_refuse: whether an implementation may refuse a causal call with L != S here, as CAU-3
+        allows.
     slow: whether a case takes so long that the quick profile tries none.
     """
 
@@ -65,7 +80,11 @@ class Property:
             if not is_claimed(claims, need):
                 missing = NeedsClaim.of(need)
                 excluded = missing.value == "False" and getattr(claims, missing.field) is True
-                return NotApplicable(f"does not apply: {missing.field} is claimed") if excluded else missing
+                return (
+                    NotApplicable(f"does not apply: {missing.field} is claimed")
+                    if excluded
+                    else missing
+                )
         if self.domain.dtypes and dtype not in self.domain.dtypes:
             return OtherDtypes(self.domain.dtypes)
         return self.domain.within(claims)
@@ -73,7 +92,10 @@ class Property:
     @property
     def builds_a_variant(self) -> bool:
         """Whether it builds what no property of another family has tried."""
-        return any(need.partition("=")[0] in VARIANTS and not need.endswith("=False") for need in self.needs)
+        return any(
+            need.partition("=")[0] in VARIANTS and not need.endswith("=False")
+            for need in self.needs
+        )
 
 
 def is_claimed(claims: Claims, need: str) -> bool:
@@ -88,7 +110,9 @@ def is_claimed(claims: Claims, need: str) -> bool:
         claimed = getattr(claimed, part, None)
     if not values:
         return bool(claimed)
-    several = {str(value) for value in claimed} if isinstance(claimed, frozenset) else {str(claimed)}
+    several = (
+        {str(value) for value in claimed} if isinstance(claimed, frozenset) else {str(claimed)}
+    )
     return not several.isdisjoint(values.split("|"))
 
 
@@ -129,7 +153,9 @@ def property_of(  # noqa: PLR0913  the fields of a property, each by name
             slow=slow,
         )
         known = _registered.setdefault((clause, number), new)
-        assert known.name == new.name, f"{clause} already has a property number {number}: {known.name}"
+        assert known.name == new.name, (
+            f"{clause} already has a property number {number}: {known.name}"
+        )
         return function
 
     return register
@@ -146,11 +172,15 @@ def needs_ranks(clause: str) -> bool:
 
 @cache
 def properties() -> dict[str, tuple[Property, ...]]:
-    """Return the properties of each clause that has any, in the order of the contract and of their numbers."""
+    """Return the properties of each clause that has any, in the order of the contract and of their
+    numbers.
+    """
     for module in iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"mha.conformance.properties.{module.name}")
     ordered = [_registered[key] for key in sorted(_registered)]
-    by_clause = {clause: tuple(prop for prop in ordered if prop.clause == clause) for clause in CLAUSES}
+    by_clause = {
+        clause: tuple(prop for prop in ordered if prop.clause == clause) for clause in CLAUSES
+    }
     judged = {clause: members for clause, members in by_clause.items() if members}
     watch("mha.conformance.properties", judged)
     for prop in ordered:

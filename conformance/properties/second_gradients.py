@@ -51,7 +51,11 @@ def gradgradcheck_passes(session: Session, case: Case) -> None:
     leaves = case.problem().map_inputs(leaf_of)
     assume_finite(session, leaves)
     attention = session.built(leaves).attention
-    weights = attention.parameters() if isinstance(attention, nn.Module) and session.claims.weight_gradients else ()
+    weights = (
+        attention.parameters()
+        if isinstance(attention, nn.Module) and session.claims.weight_gradients
+        else ()
+    )
     inputs = [*leaves.distinct().values(), *weights]
 
     def output(*_: Tensor) -> Tensor:  # the inputs and the weights change in place
@@ -61,7 +65,10 @@ def gradgradcheck_passes(session: Session, case: Case) -> None:
         passes = torch.autograd.gradgradcheck(
             output, inputs, fast_mode=True, check_undefined_grad=False, raise_exception=False
         )
-    expect(passes, "torch.autograd.gradgradcheck fails: numerical and analytical second derivatives differ")
+    expect(
+        passes,
+        "torch.autograd.gradgradcheck fails: numerical and analytical second derivatives differ",
+    )
 
 
 @property_of(
@@ -89,33 +96,49 @@ def gradients_that_can_be_differentiated_are_within_the_bound(session: Session, 
 
 
 def _expect_derivative(session: Session, leaves: Problem, upstream: Tensor) -> None:
-    """Expect a derivative of the value's gradient: with respect to the upstream gradient, times a direction.
+    """Expect a derivative of the value's gradient: with respect to the upstream gradient, times a
+    direction.
 
-    The output is linear in the value, so this is the output without b_v and b_o for the direction as the value. It
-    takes the products of the forward pass, from weights that may be recomputed from the log-sum-exp: its bound holds.
-    Where the value is the query or the key too, the derivative need only exist.
+    The output is linear in the value, so this is the output without b_v and b_o for the direction
+    as the value. It takes the products of the forward pass, from weights that may be recomputed
+    from the log-sum-exp: its bound holds. Where the value is the query or the key too, the
+    derivative need only exist.
     """
     value, gradient = leaves.value, leaves.value.grad
     if gradient is None:  # which is right if it is zero
         return
-    direction = torch.randn(value.shape, generator=session.case.generator, dtype=torch.float64).to(value)
+    direction = torch.randn(value.shape, generator=session.case.generator, dtype=torch.float64).to(
+        value
+    )
     with guarded("a backward pass through the gradient of the value"):
         (derivative,) = torch.autograd.grad(gradient, upstream, viewed(direction))
     if value is leaves.query or value is leaves.key:
         return
     along = zeroed(leaves.change(value=direction), "b_v", "b_o")
-    recomputed = replace(session.claims, rounding=replace(session.claims.rounding, log_normaliser=True))
+    recomputed = replace(
+        session.claims, rounding=replace(session.claims.rounding, log_normaliser=True)
+    )
     with torch.inference_mode():
         expected = oracle(along, recomputed)
     rows = expected.empty.any(1).unsqueeze(-1)  # without a key: the contract leaves them open
     reach = Ball(expected.output.mid, expected.output.rad.masked_fill(rows, math.inf))
-    because = "the derivative of the value's gradient with respect to that of the output, times a direction"
+    because = (
+        "the derivative of the value's gradient with respect to that of the output, times a"
+        " direction"
+    )
     expect_close(session.unscripted(derivative, "derivative"), reach, because=because)
 
 
 @property_of(
     "GRD-10",
-    Domain(masks=COMMON, causal=BOTH, values=MODERATE, layouts=DENSE, modes=WITH_GRADIENT, dtypes=BOUNDED),
+    Domain(
+        masks=COMMON,
+        causal=BOTH,
+        values=MODERATE,
+        layouts=DENSE,
+        modes=WITH_GRADIENT,
+        dtypes=BOUNDED,
+    ),
     needs="gradients",
     requires="HED-1",
     must_reject=("spends_its_graph",),
@@ -139,7 +162,10 @@ def a_second_backward_pass_gives_the_same(session: Session, case: Case) -> None:
         return
     for name, one, other in zip(inputs, first, second, strict=True):
         if one is None or other is None:
-            expect(one is other, f"the gradient of the {name} is there in one of two backward passes only")
+            expect(
+                one is other,
+                f"the gradient of the {name} is there in one of two backward passes only",
+            )
             continue
         results = session.unscripted(other, f"{name}.grad"), session.unscripted(one, f"{name}.grad")
         because = "the gradient of the first backward pass (instead of the second)"

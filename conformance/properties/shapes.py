@@ -13,7 +13,13 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, Domain
 from mha.conformance.cases.mask_kinds import BOOLEAN, FEW, FLOAT
-from mha.conformance.harness.assertions import assume, expect_agree, expect_close, expect_each_raises, expect_shape
+from mha.conformance.harness.assertions import (
+    assume,
+    expect_agree,
+    expect_close,
+    expect_each_raises,
+    expect_shape,
+)
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
@@ -33,25 +39,36 @@ Disagreeing = dict[str, dict[str, Shape]]
 
 @property_of("SHP-1", Domain(masks=SOME_MASKS, values=NORMAL), must_reject=())
 def output_has_the_shape_of_the_query(session: Session, case: Case) -> None:
-    """The output is (B, L, D) for a query of shape (B, L, D) and a key and value of shape (B, S, D)."""
+    """The output is (B, L, D) for a query of shape (B, L, D) and a key and value of shape (B, S,
+    D).
+    """
     expect_shape(session(case.problem()).output, (case.B, case.L, case.config.d_model))
 
 
 @property_of(
-    "SHP-2", Domain(masks=SOME_MASKS, values=NORMAL, need_weights=(True,)), needs="returns_weights", must_reject=()
+    "SHP-2",
+    Domain(masks=SOME_MASKS, values=NORMAL, need_weights=(True,)),
+    needs="returns_weights",
+    must_reject=(),
 )
 def weights_are_per_head(session: Session, case: Case) -> None:
     """The weights have shape (B, H, L, S)."""
     expect_shape(weights_of(session(case.problem())), (case.B, case.n_heads, case.L, case.S))
 
 
-@property_of("SHP-3", Domain(masks=("none", "all", *BOOLEAN, *FLOAT), causal=BOTH, values=NORMAL), must_reject=())
+@property_of(
+    "SHP-3",
+    Domain(masks=("none", "all", *BOOLEAN, *FLOAT), causal=BOTH, values=NORMAL),
+    must_reject=(),
+)
 def dtype_and_device_are_those_of_the_inputs(session: Session, case: Case) -> None:
     """The output has the dtype and device of the inputs."""
     session(case.problem())  # a session checks the dtype and device of every result
 
 
-@property_of("SHP-4", Domain(masks=SOME_MASKS, values=NORMAL, max_length=2, max_B=2), must_reject=())
+@property_of(
+    "SHP-4", Domain(masks=SOME_MASKS, values=NORMAL, max_length=2, max_B=2), must_reject=()
+)
 def sizes_of_one_stay(session: Session, case: Case) -> None:
     """B = 1, L = 1 and S = 1 work, in every combination, and no dimension is squeezed away."""
     result = session(case.problem())
@@ -61,10 +78,14 @@ def sizes_of_one_stay(session: Session, case: Case) -> None:
 
 
 @property_of(
-    "SHP-5", Domain(values=NORMAL, layouts=DENSE, inputs=("cross", "self"), max_length=5), must_reject=("never_empty",)
+    "SHP-5",
+    Domain(values=NORMAL, layouts=DENSE, inputs=("cross", "self"), max_length=5),
+    must_reject=("never_empty",),
 )
 def empty_inputs_give_empty_outputs(session: Session, case: Case) -> None:
-    """B = 0 and L = 0 give an empty output of the correct shape; S = 0 gives zero contexts, or NaN where claimed."""
+    """B = 0 and L = 0 give an empty output of the correct shape; S = 0 gives zero contexts, or NaN
+    where claimed.
+    """
     problem = case.problem()
     no_items = problem.map_inputs(lambda x: x[:0])
     no_queries = problem.map_inputs(lambda x: x[:, :0])
@@ -91,7 +112,14 @@ def widths_and_lengths_that_disagree_are_refused(session: Session, case: Case) -
     _expect_refused(session, case.problem(), _disagreeing_widths_and_lengths)
 
 
-@property_of("SHP-6", DISAGREEING, needs="extras=length_first", must_reject=("never_refuses",), max_cases=12, number=2)
+@property_of(
+    "SHP-6",
+    DISAGREEING,
+    needs="extras=length_first",
+    must_reject=("never_refuses",),
+    max_cases=12,
+    number=2,
+)
 def widths_that_disagree_are_refused_with_the_length_first(session: Session, case: Case) -> None:
     """The same inputs raise in the layout (length, batch, width)."""
     _expect_refused(session, _length_first(case), _disagreeing_widths_and_lengths)
@@ -103,7 +131,14 @@ def batches_that_disagree_are_refused(session: Session, case: Case) -> None:
     _expect_refused(session, case.problem(), _disagreeing_batches)
 
 
-@property_of("SHP-8", DISAGREEING, needs="extras=length_first", must_reject=("never_refuses",), max_cases=12, number=2)
+@property_of(
+    "SHP-8",
+    DISAGREEING,
+    needs="extras=length_first",
+    must_reject=("never_refuses",),
+    max_cases=12,
+    number=2,
+)
 def batches_that_disagree_are_refused_with_the_length_first(session: Session, case: Case) -> None:
     """The same inputs raise in the layout (length, batch, width)."""
     _expect_refused(session, _length_first(case), _disagreeing_batches)
@@ -113,11 +148,13 @@ def _length_first(case: Case) -> Problem:
     return case.problem().change(config=replace(case.config, length_first=True))
 
 
-def _expect_refused(session: Session, problem: Problem, made: Callable[[Problem], Disagreeing]) -> None:
+def _expect_refused(
+    session: Session, problem: Problem, made: Callable[[Problem], Disagreeing]
+) -> None:
     """Expect calls with inputs of these shapes to raise, each for the reason that is its key.
 
-    problem: with its inputs batch first, also where `Config.length_first` is set. Shapes that give one tensor two sizes
-    are left out.
+    problem: with its inputs batch first, also where `Config.length_first` is set. Shapes that give
+    one tensor two sizes are left out.
     """
     calls = {}
     for because, shapes in made(problem).items():
@@ -134,7 +171,11 @@ def _expect_refused(session: Session, problem: Problem, made: Callable[[Problem]
 
 def _fits_shared_inputs(problem: Problem, shapes: Mapping[str, Shape]) -> bool:
     """Return whether inputs that are one tensor have one shape."""
-    pairs = [pair for pair in combinations(INPUTS, 2) if getattr(problem, pair[0]) is getattr(problem, pair[1])]
+    pairs = [
+        pair
+        for pair in combinations(INPUTS, 2)
+        if getattr(problem, pair[0]) is getattr(problem, pair[1])
+    ]
     return all(shapes.get(one) == shapes.get(other) for one, other in pairs)
 
 
@@ -150,8 +191,14 @@ def _disagreeing_widths_and_lengths(problem: Problem) -> Disagreeing:
         },
         "the width of the query is twice d_model": {"query": (batch, queries, 2 * width)},
         "the value is longer than the key": {"value": (batch, keys + 1, width)},
-        "the key is longer than the value": {"key": (batch, keys + 2, width), "value": (batch, keys + 1, width)},
-        "the value has length 1, but the key does not": {"key": (batch, keys + 1, width), "value": (batch, 1, width)},
+        "the key is longer than the value": {
+            "key": (batch, keys + 2, width),
+            "value": (batch, keys + 1, width),
+        },
+        "the value has length 1, but the key does not": {
+            "key": (batch, keys + 1, width),
+            "value": (batch, 1, width),
+        },
     }
     lengths = {"query": queries, "key": keys, "value": keys}
     widths = {"narrower than": width - 1, "wider than": width + 1, "twice as wide as": 2 * width}
@@ -163,7 +210,9 @@ def _disagreeing_widths_and_lengths(problem: Problem) -> Disagreeing:
 
 
 def _zeros(problem: Problem, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
-    """Return inputs of zeros by name; those that are one tensor in the problem are one tensor here too."""
+    """Return inputs of zeros by name; those that are one tensor in the problem are one tensor here
+    too.
+    """
     zeros: dict[int, Tensor] = {}
     for name, shape in shapes.items():
         zeros.setdefault(id(getattr(problem, name)), problem.query.new_zeros(shape))
@@ -177,21 +226,38 @@ def _disagreeing_batches(problem: Problem) -> Disagreeing:
     twice = (2 * batch, keys, width)
     return {
         "the batch of the query is larger than that of key and value": {"query": more_queries},
-        "only the query has a batch size of 1": {"query": one_query, "key": more_keys, "value": more_keys},
-        "only the key has a batch size of 1": {"query": more_queries, "key": one_key, "value": more_keys},
-        "only the value has a batch size of 1": {"query": more_queries, "key": more_keys, "value": one_key},
+        "only the query has a batch size of 1": {
+            "query": one_query,
+            "key": more_keys,
+            "value": more_keys,
+        },
+        "only the key has a batch size of 1": {
+            "query": more_queries,
+            "key": one_key,
+            "value": more_keys,
+        },
+        "only the value has a batch size of 1": {
+            "query": more_queries,
+            "key": more_keys,
+            "value": one_key,
+        },
         "key and value have a batch size of 1, but the query does not": {
             "query": more_queries,
             "key": one_key,
             "value": one_key,
         },
-        "the batch size of key and value is twice that of the query": {"key": twice, "value": twice},
+        "the batch size of key and value is twice that of the query": {
+            "key": twice,
+            "value": twice,
+        },
     }
 
 
 @property_of("SHP-7", Domain(masks=SOME_MASKS, layouts=NOT_CONTIGUOUS))
 def layout_does_not_matter(session: Session, case: Case) -> None:
-    """Non-contiguous, transposed, expanded and sliced inputs give the same result as their contiguous copies."""
+    """Non-contiguous, transposed, expanded and sliced inputs give the same result as their
+    contiguous copies.
+    """
     problem = case.problem()
     contiguous = problem.map_inputs(lambda x: x.clone(memory_format=torch.contiguous_format))
     strides = [[x.stride() for x in each.distinct().values()] for each in (problem, contiguous)]
@@ -205,7 +271,13 @@ def layout_does_not_matter(session: Session, case: Case) -> None:
     expect_agree(output, expected, session.bound_of(problem), because=because)
 
 
-@property_of("SHP-7", Domain(masks=SOME_MASKS, layouts=NOT_CONTIGUOUS), level="SHOULD", must_reject=(), number=3)
+@property_of(
+    "SHP-7",
+    Domain(masks=SOME_MASKS, layouts=NOT_CONTIGUOUS),
+    level="SHOULD",
+    must_reject=(),
+    number=3,
+)
 def every_layout_is_accepted(session: Session, case: Case) -> None:
     """Non-contiguous, transposed, expanded and sliced inputs are not refused."""
     session(case.problem())
@@ -216,12 +288,23 @@ AXES = ("the batch", "the length", "the width")
 
 @property_of(
     "SHP-7",
-    Domain(masks=SOME_MASKS, causal=BOTH, layouts=DENSE, min_heads=2, min_B=2, min_L=2, min_S=2, max_length=9),
+    Domain(
+        masks=SOME_MASKS,
+        causal=BOTH,
+        layouts=DENSE,
+        min_heads=2,
+        min_B=2,
+        min_L=2,
+        min_S=2,
+        max_length=9,
+    ),
     max_cases=6,
     number=2,
 )
 def one_expanded_input_beside_dense_ones(session: Session, case: Case) -> None:
-    """One input expanded (stride 0) along any axis, the others dense, gives the same result as its contiguous copy."""
+    """One input expanded (stride 0) along any axis, the others dense, gives the same result as its
+    contiguous copy.
+    """
     problem = case.problem()
     for name, x in problem.distinct().items():
         for axis, along in enumerate(AXES):
@@ -232,7 +315,9 @@ def one_expanded_input_beside_dense_ones(session: Session, case: Case) -> None:
                 output = session(_replaced(problem, x, expanded)).output
             except CallRaised:
                 continue
-            because = f"the result for a contiguous copy of the {name}, which is expanded along {along}"
+            because = (
+                f"the result for a contiguous copy of the {name}, which is expanded along {along}"
+            )
             expect_agree(output, expected, session.bound_of(copied), because=because)
 
 

@@ -1,4 +1,6 @@
-"""DST: attention sharded over ranks. Each case runs on ranks of their own, and is compared with the oracle."""
+"""DST: attention sharded over ranks. Each case runs on ranks of their own, and is compared with the
+oracle.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from mha.conformance.harness.assertions import assume, expect, expect_close, exp
 from mha.conformance.harness.errors import CallRaised, Violation
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.support.shared_assertions import assume_answered, expect_backward, expect_gradients
+from mha.conformance.properties.support.shared_assertions import (
+    assume_answered,
+    expect_backward,
+    expect_gradients,
+)
 from mha.conformance.sharding.gathered import copies_of, in_larger_group, keys_of_rank
 from mha.conformance.sharding.group import RankError
 from mha.spec import Problem
@@ -40,7 +46,8 @@ SHARDED = Domain(
     max_length=33,
 )
 TRAINED = replace(SHARDED, modes=WITH_GRADIENT)
-# Where DTensor chooses placements by what they cost, it may choose others than for parts of a few positions.
+# Where DTensor chooses placements by what they cost, it may choose others than for parts of a few
+# positions.
 LARGE = Domain(
     scale="wide",
     values=("normal",),
@@ -55,13 +62,17 @@ GRADIENT_DEFECTS = ("unscaled", "detached", "softmax_gradient_without_row_sum")
 
 
 def divisible(case: Case) -> Case:
-    """Return the case with sizes that no implementation refuses: next multiples of the ranks, lengths of twice that."""
+    """Return the case with sizes that no implementation refuses: next multiples of the ranks,
+    lengths of twice that.
+    """
     unit = 2 * case.ranks
 
     def up(size: int, multiple: int) -> int:
         return -(-size // multiple) * multiple
 
-    return replace(case, n_heads=up(case.n_heads, case.ranks), L=up(case.L, unit), S=up(case.S, unit))
+    return replace(
+        case, n_heads=up(case.n_heads, case.ranks), L=up(case.L, unit), S=up(case.S, unit)
+    )
 
 
 def expect_output(session: Session, problem: Problem, because: str) -> None:
@@ -80,12 +91,16 @@ def expect_output_and_gradients(session: Session, problem: Problem, because: str
         upstream = session.upstream(problem)
 
         def expected() -> Mapping[str, Ball]:
-            return {"output": session.expected(problem).output} | session.expected_gradients(problem, upstream)
+            return {"output": session.expected(problem).output} | session.expected_gradients(
+                problem, upstream
+            )
 
         _expect_copies(session, expected, because)
 
 
-def _expect_copies(session: Session, expected: Callable[[], Mapping[str, Ball]], because: str) -> None:
+def _expect_copies(
+    session: Session, expected: Callable[[], Mapping[str, Ball]], because: str
+) -> None:
     """The copies of the attention that was built last are right; the first one has been compared."""
     for name, copies in copies_of(session.latest.attention).items():
         for rank, copy in enumerate(copies):
@@ -122,7 +137,9 @@ def expect_right_or_refused(session: Session, problem: Problem, because: str) ->
 )
 def sharded_output_is_the_unsharded_one(session: Session, case: Case) -> None:
     """The gathered output, and each copy of it, is the single-process one."""
-    expect_output(session, divisible(case).problem(), f"the output of one process, on {case.ranks} ranks")
+    expect_output(
+        session, divisible(case).problem(), f"the output of one process, on {case.ranks} ranks"
+    )
 
 
 @property_of(
@@ -135,8 +152,12 @@ def sharded_output_is_the_unsharded_one(session: Session, case: Case) -> None:
     number=3,
 )
 def large_calls_are_sharded_alike(session: Session, case: Case) -> None:
-    """Where a rank has tens of thousands of numbers, the gathered output is the single-process one too."""
-    expect_output(session, divisible(case).problem(), f"the output of one process, on {case.ranks} ranks")
+    """Where a rank has tens of thousands of numbers, the gathered output is the single-process one
+    too.
+    """
+    expect_output(
+        session, divisible(case).problem(), f"the output of one process, on {case.ranks} ranks"
+    )
 
 
 @property_of(
@@ -160,7 +181,9 @@ def sharded_gradients_are_the_unsharded_ones(session: Session, case: Case) -> No
     must_reject=("zeros", "lopsided", "unscaled"),
 )
 def uneven_shards_are_right_or_refused(session: Session, case: Case) -> None:
-    """Lengths and numbers of heads that the ranks do not divide are right, or refused on every rank."""
+    """Lengths and numbers of heads that the ranks do not divide are right, or refused on every
+    rank.
+    """
     uneven = case.L % case.ranks or case.S % case.ranks or case.n_heads % case.ranks
     assume(bool(uneven), "the ranks divide all sizes")
     because = f"L = {case.L}, S = {case.S} and {case.n_heads} heads on {case.ranks} ranks"
@@ -176,7 +199,9 @@ def uneven_shards_are_right_or_refused(session: Session, case: Case) -> None:
 )
 def causality_goes_by_global_positions(session: Session, case: Case) -> None:
     """A causal call compares positions in the whole sequence."""
-    expect_output_and_gradients(session, divisible(case).problem(), "by positions in the whole sequence")
+    expect_output_and_gradients(
+        session, divisible(case).problem(), "by positions in the whole sequence"
+    )
 
 
 @property_of(
@@ -202,8 +227,12 @@ def a_rank_without_allowed_keys_adds_nothing(session: Session, case: Case) -> No
     """Where no key of a rank is allowed, that rank changes neither output nor gradients."""
     case = divisible(case)
     problem, rank = case.problem(), case.seed % case.ranks
-    ranks = [(rank + item) % case.ranks for item in range(case.B if session.claims.per_item_mask else 1)]
-    hidden = torch.stack([keys_of_rank(session.implementation, each, case.ranks, case.S) for each in ranks])
+    ranks = [
+        (rank + item) % case.ranks for item in range(case.B if session.claims.per_item_mask else 1)
+    ]
+    hidden = torch.stack(
+        [keys_of_rank(session.implementation, each, case.ranks, case.S) for each in ranks]
+    )
     problem = as_claimed(session.claims, problem, ~hidden[:, None, None, :].to(case.device))
     assume(session.claims.causal_with_mask or not case.causal, "a causal call takes no mask")
     expect_output_and_gradients(session, problem, f"no key of rank {rank} is allowed to item 0")
@@ -217,7 +246,9 @@ def a_rank_without_allowed_keys_adds_nothing(session: Session, case: Case) -> No
     must_reject=("zeros", "lopsided", "unscaled"),
 )
 def few_key_value_heads_are_right_or_refused(session: Session, case: Case) -> None:
-    """Fewer key/value heads than query heads are right; those that the ranks do not divide may be refused."""
+    """Fewer key/value heads than query heads are right; those that the ranks do not divide may be
+    refused.
+    """
     heads = (1, 3, case.ranks)[case.seed % 3]
     case = replace(divisible(case), n_heads=2 * lcm(heads, case.ranks), n_kv_heads=heads)
     problem = case.problem()
@@ -272,7 +303,9 @@ def numbers_of_ranks_do_not_matter(session: Session, case: Case) -> None:
     leaves = problem.map_inputs(lambda x: x.clone().requires_grad_())
     assume_answered(session, problem)
     because = f"on {case.ranks} ranks of a group of {case.ranks + 1}"
-    expect_close(session(problem, via=instance).output, session.expected(problem).output, because=because)
+    expect_close(
+        session(problem, via=instance).output, session.expected(problem).output, because=because
+    )
     if session.claims.gradients:
         expect_backward(session, leaves, session.forward(leaves, instance), because, of=instance)
 
@@ -286,21 +319,36 @@ def numbers_of_ranks_do_not_matter(session: Session, case: Case) -> None:
     max_cases=8,
 )
 def every_rank_ends(session: Session, case: Case) -> None:
-    """Every rank ends, also where one has nothing to do; the right answer follows a call that is invalid."""
+    """Every rank ends, also where one has nothing to do; the right answer follows a call that is
+    invalid.
+    """
     expect_right_or_refused(session, case.problem(), "whatever a rank has to do")
     problem = divisible(case).problem()
     wide = problem.change(query=torch.cat([problem.query, problem.query[..., :1]], -1))
-    because = f"the query is {problem.query.shape[-1] + 1} wide, and d_model is {problem.config.d_model}"
+    because = (
+        f"the query is {problem.query.shape[-1] + 1} wide, and d_model is {problem.config.d_model}"
+    )
     error = expect_raises(lambda: session(wide, via=session.built(problem)), because=because)
     if isinstance(error, RankError):
         raise Violation(f"an invalid call was not refused on every rank: {error}")
     assume_answered(session, problem)
-    expect_close(session(problem).output, session.expected(problem).output, because="after a call that was refused")
+    expect_close(
+        session(problem).output,
+        session.expected(problem).output,
+        because="after a call that was refused",
+    )
 
 
 @property_of(
     "DST-11",
-    Domain(values=("normal",), layouts=DENSE, modes=("train",), need_weights=(False,), ranks=RANKS, max_length=33),
+    Domain(
+        values=("normal",),
+        layouts=DENSE,
+        modes=("train",),
+        need_weights=(False,),
+        ranks=RANKS,
+        max_length=33,
+    ),
     needs=("world_sizes", "world_sizes=1", "dropout"),
     requires=None,
     must_reject=("zeros",),
@@ -315,4 +363,7 @@ def dropout_does_not_depend_on_the_ranks(session: Session, case: Case) -> None:
     again = session(problem, seed=case.seed + 1).output.tensor == 0
     expect(not torch.equal(several, again), "two seeds drop the same, though p = 0.5")
     different = int((one != several).sum())
-    expect(not different, f"{different} of {one.numel()} numbers are dropped on 1 or on {case.ranks} ranks only")
+    expect(
+        not different,
+        f"{different} of {one.numel()} numbers are dropped on 1 or on {case.ranks} ranks only",
+    )

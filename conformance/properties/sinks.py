@@ -23,14 +23,22 @@ from mha.conformance.properties.support.shared_assertions import (
 )
 
 FINITE = ("mixed", "zeros", "high", "low")
-SUNK = Domain(masks=("none", *BOOLEAN, *FLOAT, *EMPTY), causal=BOTH, values=(*MODERATE, "large"), sinks=FINITE)
+SUNK = Domain(
+    masks=("none", *BOOLEAN, *FLOAT, *EMPTY), causal=BOTH, values=(*MODERATE, "large"), sinks=FINITE
+)
 
 
-@property_of("SNK-1", SUNK, needs="scores.sinks", requires="HED-1", must_reject=("ignores_sinks", "lopsided"))
+@property_of(
+    "SNK-1", SUNK, needs="scores.sinks", requires="HED-1", must_reject=("ignores_sinks", "lopsided")
+)
 def a_sink_takes_part_in_the_denominator_only(session: Session, case: Case) -> None:
     """With sinks the result is within the bound of the oracle's, also in rows without a key."""
     problem = case.problem()
-    expect_result(session(problem), session.expected(problem), "the oracle's value, with a sink in each denominator")
+    expect_result(
+        session(problem),
+        session.expected(problem),
+        "the oracle's value, with a sink in each denominator",
+    )
 
 
 @property_of(
@@ -51,7 +59,9 @@ def a_sink_takes_part_in_the_denominator_only(session: Session, case: Case) -> N
     number=2,
 )
 def a_sink_goes_with_other_options(session: Session, case: Case) -> None:
-    """With sinks beside a window, a cap, a scale or grouped heads the result is within the bound of the oracle's."""
+    """With sinks beside a window, a cap, a scale or grouped heads the result is within the bound of
+    the oracle's.
+    """
     expect_together(session, case.problem())
 
 
@@ -69,15 +79,22 @@ def a_sink_of_minus_infinity_is_none(session: Session, case: Case) -> None:
     problem = case.problem()
     plain = problem.change(sinks=None)
     assume_answered(session, plain)
-    assume(not bool(plain.empty_rows(session.claims.alignment).any()), "a row has neither a key nor a sink")
+    assume(
+        not bool(plain.empty_rows(session.claims.alignment).any()),
+        "a row has neither a key nor a sink",
+    )
     output = session(problem).output
     expect_close(output, session.expected(plain).output, because="the oracle's value without sinks")
-    expect_agree(output, session(plain).output, session.bound_of(plain), because="the output without sinks")
+    expect_agree(
+        output, session(plain).output, session.bound_of(plain), because="the output without sinks"
+    )
 
 
 @property_of(
     "SNK-2",
-    replace(SUNK, masks=("none", *BOOLEAN), modes=WITH_GRADIENT, dtypes=BOUNDED, need_weights=(False,)),
+    replace(
+        SUNK, masks=("none", *BOOLEAN), modes=WITH_GRADIENT, dtypes=BOUNDED, need_weights=(False,)
+    ),
     needs=("scores.sinks", "gradients"),
     requires="SNK-1",
     must_reject=("ignores_sinks", "detached", "nan_gradients"),
@@ -90,7 +107,9 @@ def gradients_have_the_sink(session: Session, case: Case) -> None:
 
 @property_of(
     "SNK-2",
-    replace(SUNK, masks=("none", *BOOLEAN), modes=WITH_GRADIENT, dtypes=BOUNDED, need_weights=(False,)),
+    replace(
+        SUNK, masks=("none", *BOOLEAN), modes=WITH_GRADIENT, dtypes=BOUNDED, need_weights=(False,)
+    ),
     needs=("scores.sinks", "gradients"),
     requires="SNK-1",
     must_reject=("sinks_detached",),
@@ -98,11 +117,15 @@ def gradients_have_the_sink(session: Session, case: Case) -> None:
     number=2,
 )
 def a_sink_has_its_gradient(session: Session, case: Case) -> None:
-    """The gradient of the sinks is within the bound of the oracle's, or sinks that require one are refused."""
+    """The gradient of the sinks is within the bound of the oracle's, or sinks that require one are
+    refused.
+    """
     problem = case.problem()
     upstream = session.upstream(problem)
     dtype = problem.query.dtype if session.claims.scores.sinks == "input" else torch.float32
-    sinks = torch.tensor(problem.options.sinks, dtype=dtype, device=problem.query.device, requires_grad=True)
+    sinks = torch.tensor(
+        problem.options.sinks, dtype=dtype, device=problem.query.device, requires_grad=True
+    )
     output = session.forward(problem.change(sinks=sinks))
     with guarded("backward()"):
         assume(output.requires_grad, "the output has no gradient")
@@ -127,7 +150,9 @@ def a_sink_has_its_gradient(session: Session, case: Case) -> None:
     number=4,
 )
 def a_sink_has_an_effect(session: Session, case: Case) -> None:
-    """Where sinks change the exact result by ten times the bound, the result is not that without them."""
+    """Where sinks change the exact result by ten times the bound, the result is not that without
+    them.
+    """
     expect_effect(session, case.problem(), "sinks")
 
 
@@ -147,4 +172,6 @@ def the_log_sum_exp_has_the_sink_or_not(session: Session, case: Case) -> None:
     assume(not bool(keyless.any()), "a row has no key")
     result = session(problem, need_weights=False)
     assert result.lse is not None
-    expect_close(result.lse, session.expected(problem).lse, because="the oracle's log-sum-exp, with sinks")
+    expect_close(
+        result.lse, session.expected(problem).lse, because="the oracle's log-sum-exp, with sinks"
+    )

@@ -12,7 +12,11 @@ from mha.conformance.harness.assertions import expect, expect_agree, expect_clos
 from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.support.shared_assertions import assume_finite, assume_unquantised, weights_of
+from mha.conformance.properties.support.shared_assertions import (
+    assume_finite,
+    assume_unquantised,
+    weights_of,
+)
 from mha.spec.bounds import Ball
 from mha.spec.dtypes import TRAITS
 
@@ -64,7 +68,9 @@ def weights_are_the_softmax_over_keys(session: Session, case: Case) -> None:
     number=2,
 )
 def weights_that_the_context_shows_are_probabilities(session: Session, case: Case) -> None:
-    """Where no weights are returned, contexts of one-hot values show them: each row sums to 1, each is in [0, 1]."""
+    """Where no weights are returned, contexts of one-hot values show them: each row sums to 1, each
+    is in [0, 1].
+    """
     problem = with_weights_as_output(case, session.claims)
     output, expected = session(problem).output, session.expected(problem)
     weights, reach = (weights_in(x, problem) for x in (output.tensor.double(), expected.output.rad))
@@ -72,13 +78,24 @@ def weights_that_the_context_shows_are_probabilities(session: Session, case: Cas
     if bool(outside.any()):
         item, head, query, key = outside.nonzero()[0].tolist()
         at = output[item, query, head * problem.config.head_dim + key]
-        message = f"{at.code}, the weight of key {key}, is {float(at.tensor):.9g}, but should be in [0, 1]"
-        expect(False, message, f"assert 0 <= {at.code} <= {1 + float(reach[item, head, query, key])!r}, {at.code}")
+        message = (
+            f"{at.code}, the weight of key {key}, is {float(at.tensor):.9g}, but should be in"
+            " [0, 1]"
+        )
+        expect(
+            False,
+            message,
+            f"assert 0 <= {at.code} <= {1 + float(reach[item, head, query, key])!r}, {at.code}",
+        )
     _, heads, _, keys = problem.shape
     code = f"{{}}.unflatten(-1, ({heads}, {problem.config.head_dim})).transpose(1, 2)[..., :{keys}]"
     sums = output.map(lambda x: weights_in(x, problem), code).row_sums()
     filled = (~expected.empty).double()
-    expect_close(sums, Ball(sums.tensor.where(expected.empty, filled), reach.sum(-1)), because="each row sums to 1")
+    expect_close(
+        sums,
+        Ball(sums.tensor.where(expected.empty, filled), reach.sum(-1)),
+        because="each row sums to 1",
+    )
 
 
 @property_of(
@@ -89,16 +106,24 @@ def weights_that_the_context_shows_are_probabilities(session: Session, case: Cas
     number=2,
 )
 def weights_that_the_context_shows_are_the_softmax(session: Session, case: Case) -> None:
-    """Where no weights are returned, contexts of one-hot values show them: they match the oracle's, row by row."""
+    """Where no weights are returned, contexts of one-hot values show them: they match the oracle's,
+    row by row.
+    """
     problem = with_weights_as_output(case, session.claims)
     actual = session(problem).output
     expected = session.expected(problem).output
     expect_close(actual, expected, because="the weights, as each value is one-hot")
 
 
-@property_of("SMX-3", Domain(masks=("none", *FEW), bias=("k",), values=MODERATE, layouts=DENSE), needs="projections")
+@property_of(
+    "SMX-3",
+    Domain(masks=("none", *FEW), bias=("k",), values=MODERATE, layouts=DENSE),
+    needs="projections",
+)
 def shift_of_all_scores_changes_nothing(session: Session, case: Case) -> None:
-    """Adding one constant to all scores of a row changes nothing; another b_k adds q.b_k to each score."""
+    """Adding one constant to all scores of a row changes nothing; another b_k adds q.b_k to each
+    score.
+    """
     problem = case.problem()
     b_k = problem.weights.b_k
     assert b_k is not None
@@ -130,14 +155,22 @@ def large_scores_do_not_overflow(session: Session, case: Case) -> None:
     message = f"{output.code} has NaN or infinite elements, but all inputs are finite"
     finite = output.tensor.isfinite() | expected.output.rad.isinf()
     expect(bool(finite.all()), message, f"assert {output.code}.isfinite().all(), {output.code}")
-    value = "the oracle's value" if weights.b_v is None else "all values are 1, so contexts are sums of weights"
+    value = (
+        "the oracle's value"
+        if weights.b_v is None
+        else "all values are 1, so contexts are sums of weights"
+    )
     expect_close(output, expected.output, because=f"{value}, with large scores")
     if result.weights is not None:
         because = "each row of weights sums to 1, with large scores"
         expect_close(result.weights.row_sums(), expected.sums, because=because)
 
 
-@property_of("SMX-5", Domain(masks=("none", *FEW), causal=BOTH, values=MOST_VALUES), must_reject=("lopsided",))
+@property_of(
+    "SMX-5",
+    Domain(masks=("none", *FEW), causal=BOTH, values=MOST_VALUES),
+    must_reject=("lopsided",),
+)
 def context_is_among_the_values(session: Session, case: Case) -> None:
     """Each head's context is in the convex hull of the allowed values, coordinate by coordinate."""
     problem = passing_heads(case.problem())
@@ -148,7 +181,9 @@ def context_is_among_the_values(session: Session, case: Case) -> None:
     low = values.masked_fill(~allowed, infinity).amin(-2).transpose(1, 2).flatten(2)
     high = values.masked_fill(~allowed, -infinity).amax(-2).transpose(1, 2).flatten(2)
     has_key = (~expected.empty).transpose(1, 2).repeat_interleave(case.head_dim, -1)
-    nearest = torch.minimum(torch.maximum(output.tensor.double(), low), high).where(has_key, expected.output.mid)
+    nearest = torch.minimum(torch.maximum(output.tensor.double(), low), high).where(
+        has_key, expected.output.mid
+    )
     because = "a context lies between the smallest and the largest allowed value"
     expect_close(output, Ball(nearest, expected.output.rad), because=because)
 
@@ -159,14 +194,23 @@ def context_is_among_the_values(session: Session, case: Case) -> None:
     must_reject=("unscaled", "mean"),
 )
 def scores_are_scaled_as_claimed(session: Session, case: Case) -> None:
-    """Scores are scaled by 1/sqrt(d_k), not by 1/sqrt(D), 1/d_k or 1, unless another scale is claimed."""
+    """Scores are scaled by 1/sqrt(d_k), not by 1/sqrt(D), 1/d_k or 1, unless another scale is
+    claimed.
+    """
     assume_unquantised(session)
     problem = case.problem()
     if session.claims.returns_weights:
-        actual, expected = weights_of(session(problem, need_weights=True)), session.expected(problem).weights
+        actual, expected = (
+            weights_of(session(problem, need_weights=True)),
+            session.expected(problem).weights,
+        )
     else:
         problem = passing_heads(problem)
         actual, expected = session(problem).output, session.expected(problem).output
     claimed, width = session.claims.scale, case.head_dim
-    scale = f"1/sqrt(d_k), with d_k = {width}" if claimed is None else f"{claimed}, the scale that is claimed"
+    scale = (
+        f"1/sqrt(d_k), with d_k = {width}"
+        if claimed is None
+        else f"{claimed}, the scale that is claimed"
+    )
     expect_close(actual, expected, because=f"scores are scaled by {scale}")

@@ -1,4 +1,6 @@
-"""Which property tests which clause, read from the source, so that `mha spec` need not import torch."""
+"""Which property tests which clause, read from the source, so that `mha spec` need not import
+torch.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def listing() -> dict[str, tuple[Listed, ...]]:
     """
     files = sorted(Path(__file__).parent.glob("*.py"))
     tested = sorted(each for file in files for each in _listed(file))
-    return {clause: tuple(each for each in tested if each.clause == clause) for clause, *_ in tested}
+    return {
+        clause: tuple(each for each in tested if each.clause == clause) for clause, *_ in tested
+    }
 
 
 def _listed(file: Path) -> list[Listed]:

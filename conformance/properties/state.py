@@ -17,8 +17,18 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.mask_kinds import BOOLEAN, COMMON, EMPTY, FLOAT
 from mha.conformance.cases.transforms import with_dropout
-from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close, expect_unchanged
-from mha.conformance.harness.global_state import changes_of_call, changes_of_construction, changes_of_first_call
+from mha.conformance.harness.assertions import (
+    assume,
+    expect,
+    expect_agree,
+    expect_close,
+    expect_unchanged,
+)
+from mha.conformance.harness.global_state import (
+    changes_of_call,
+    changes_of_construction,
+    changes_of_first_call,
+)
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedTensor
@@ -43,36 +53,55 @@ def _state(instance: Instance) -> dict[str, Tensor]:
 
 def _given(problem: Problem) -> dict[str, Tensor]:
     """Return the inputs of a problem by name, and its mask if there is one."""
-    return {name: tensor for name in (*INPUTS, "mask") if (tensor := getattr(problem, name)) is not None}
+    return {
+        name: tensor for name in (*INPUTS, "mask") if (tensor := getattr(problem, name)) is not None
+    }
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors are equal, NaN being equal to NaN."""
-    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan() if a.is_floating_point() else a == b)).all())
+    return a.shape == b.shape and bool(
+        ((a == b) | (a.isnan() & b.isnan() if a.is_floating_point() else a == b)).all()
+    )
 
 
 @property_of(
-    "STA-1", Domain(masks=("none", *BOOLEAN, *FLOAT, *EMPTY), causal=BOTH, layouts=ALL_LAYOUTS), must_reject=()
+    "STA-1",
+    Domain(masks=("none", *BOOLEAN, *FLOAT, *EMPTY), causal=BOTH, layouts=ALL_LAYOUTS),
+    must_reject=(),
 )
 def nothing_that_is_given_is_modified(session: Session, case: Case) -> None:
     """A call modifies neither inputs nor mask nor weights."""
     problem = case.problem()
-    assume(session.claims.empty_row != "error" or case.mask not in EMPTY, "the declared policy is 'error'")
+    assume(
+        session.claims.empty_row != "error" or case.mask not in EMPTY,
+        "the declared policy is 'error'",
+    )
     instance = session.built(problem)
-    given = _given(problem) | {f"weights.{name}": tensor for name, tensor in problem.weights.named()}
+    given = _given(problem) | {
+        f"weights.{name}": tensor for name, tensor in problem.weights.named()
+    }
     before, state = {name: tensor.clone() for name, tensor in given.items()}, _state(instance)
     session(problem)
     for name, tensor in given.items():
         expect(_equal(tensor, before[name]), f"the call changed its {name}")
     for name, tensor in _state(instance).items():
-        expect(_equal(tensor, state.get(name, tensor)), f"the call changed {name!r} in the state of the attention")
+        expect(
+            _equal(tensor, state.get(name, tensor)),
+            f"the call changed {name!r} in the state of the attention",
+        )
 
 
-@property_of("STA-2", Domain(masks=(*COMMON, *EMPTY), causal=BOTH, layouts=ALL_LAYOUTS), must_reject=())
+@property_of(
+    "STA-2", Domain(masks=(*COMMON, *EMPTY), causal=BOTH, layouts=ALL_LAYOUTS), must_reject=()
+)
 def outputs_share_no_memory(session: Session, case: Case) -> None:
     """The result shares no memory with inputs or parameters, and a later call does not change it."""
     problem = case.problem()
-    assume(session.claims.empty_row != "error" or case.mask not in EMPTY, "the declared policy is 'error'")
+    assume(
+        session.claims.empty_row != "error" or case.mask not in EMPTY,
+        "the declared policy is 'error'",
+    )
     first = session(problem)
     results = [first.output, *([first.weights] if first.weights else [])]
     module = session.built(problem).attention
@@ -81,7 +110,10 @@ def outputs_share_no_memory(session: Session, case: Case) -> None:
     parameters = module.parameters() if isinstance(module, nn.Module) else ()
     addresses = {parameter.untyped_storage().data_ptr() for parameter in parameters}
     for result in results:
-        shared = result.tensor.numel() > 0 and _returned(result).untyped_storage().data_ptr() in addresses
+        shared = (
+            result.tensor.numel() > 0
+            and _returned(result).untyped_storage().data_ptr() in addresses
+        )
         expect(not shared, f"{result.code} shares its memory with a parameter")
     for shift in (1, 2, 3):  # results may take turns in a few buffers
         session(problem.map_inputs(lambda x, shift=shift: x.flip(1) + shift))  # type: ignore[misc]  # loop
@@ -98,9 +130,14 @@ def _returned(result: RecordedTensor) -> Tensor:
 def _expect_own_memory(result: RecordedTensor, problem: Problem) -> None:
     """A result shares no memory with inputs or mask."""
     for name, tensor in _given(problem).items():
-        shared = _returned(result).untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+        shared = (
+            _returned(result).untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+        )
         given = f"{name}_{result.name.rpartition('_')[2]}"
-        assertion = f"assert {result.code}.untyped_storage().data_ptr() != {given}.untyped_storage().data_ptr()"
+        assertion = (
+            f"assert {result.code}.untyped_storage().data_ptr() !="
+            f" {given}.untyped_storage().data_ptr()"
+        )
         expect(not shared, f"{result.code} shares its memory with the {name}", assertion)
 
 
@@ -136,7 +173,9 @@ def state_round_trips(session: Session, case: Case) -> None:
     module_of(session.built(problem))
     base, bound = session(problem).output, session.bound_of(problem)
     output = session(problem, via=_reloaded(session, problem, session)).output
-    expect_unchanged(session, output, base, bound=bound, because="the attention has the same state_dict")
+    expect_unchanged(
+        session, output, base, bound=bound, because="the attention has the same state_dict"
+    )
 
 
 @property_of(
@@ -154,21 +193,33 @@ def copies_are_the_same_attention(session: Session, case: Case) -> None:
     base, bound = session(problem).output, session.bound_of(problem)
     copied = session.derive(instance, copy.deepcopy, "copy.deepcopy({})")
     output = session(problem, via=copied).output
-    expect_unchanged(session, output, base, bound=bound, because="a deep copy is the same attention")
+    expect_unchanged(
+        session, output, base, bound=bound, because="a deep copy is the same attention"
+    )
     if _can_be_found(instance):
         session.scripted = session.scripted and not hasattr(instance.attention, "adapter")
         pickled = session.derive(instance, _pickled, "pickle.loads(pickle.dumps({}))")
         output = session(problem, via=pickled).output
-        expect_unchanged(session, output, base, bound=bound, because="a pickled copy is the same attention")
+        expect_unchanged(
+            session, output, base, bound=bound, because="a pickled copy is the same attention"
+        )
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.zero_()
     output = session(problem, via=copied).output
-    expect_unchanged(session, output, base, bound=bound, because="only the original of the copy has changed since")
+    expect_unchanged(
+        session,
+        output,
+        base,
+        bound=bound,
+        because="only the original of the copy has changed since",
+    )
 
 
 def _pickled(attention: nn.Module) -> nn.Module:
-    """Return a copy made by `pickle`; of an adapter, with a copy of the module in it, which alone is judged."""
+    """Return a copy made by `pickle`; of an adapter, with a copy of the module in it, which alone
+    is judged.
+    """
     if not hasattr(attention, "adapter"):
         return pickle.loads(pickle.dumps(attention))  # type: ignore[no-any-return]  # what was pickled
     adapter = copy.copy(attention)
@@ -178,7 +229,9 @@ def _pickled(attention: nn.Module) -> nn.Module:
 
 
 def _can_be_found(instance: Instance) -> bool:
-    """Return whether `pickle` finds the class of an attention; one that was made in a function cannot be pickled."""
+    """Return whether `pickle` finds the class of an attention; one that was made in a function
+    cannot be pickled.
+    """
     cls = type(getattr(instance.attention, "module", instance.attention))
     return attribute(module_named(cls.__module__), cls.__qualname__) is cls
 
@@ -194,27 +247,49 @@ def _can_be_found(instance: Instance) -> bool:
 def what_is_loaded_counts_under_autocast(session: Session, case: Case) -> None:
     """Under autocast the output is that of the weights that were loaded last."""
     problem = case.problem()
-    call = partial(session, mode="autocast", need_weights=False, dtypes=(AUTOCAST_DTYPE, problem.query.dtype))
+    call = partial(
+        session, mode="autocast", need_weights=False, dtypes=(AUTOCAST_DTYPE, problem.query.dtype)
+    )
     with torch.set_grad_enabled(case.seed // 2 % 2 == 1):
         output = call(problem, via=_reloaded(session, problem, call)).output
     expected = oracle(problem, session.claims, autocast=AUTOCAST_DTYPE).output
-    expect_close(output, expected, because="the oracle's value for the weights as they are now, under autocast")
-
-
-@property_of("STA-4", replace(DECODING, max_length=3), needs="decodes", requires="HED-1", max_cases=5, number=3)
-def what_is_loaded_counts_in_decoding(session: Session, case: Case) -> None:
-    """Decoding gives the output of the weights that were loaded last."""
-    problem = case.problem()
-    loaded = _reloaded(session, problem, lambda other: DecodedSequence(session, other).decode_position(0))
-    sequence = DecodedSequence(session, problem, loaded)
-    sequence.expect_one_pass(torch.cat([sequence.decode_position(position) for position in range(case.L)], 1))
+    expect_close(
+        output,
+        expected,
+        because="the oracle's value for the weights as they are now, under autocast",
+    )
 
 
 @property_of(
-    "STA-5", Domain(masks=COMMON, causal=BOTH, values=("normal",), layouts=DENSE), must_reject=(), max_cases=30
+    "STA-4",
+    replace(DECODING, max_length=3),
+    needs="decodes",
+    requires="HED-1",
+    max_cases=5,
+    number=3,
+)
+def what_is_loaded_counts_in_decoding(session: Session, case: Case) -> None:
+    """Decoding gives the output of the weights that were loaded last."""
+    problem = case.problem()
+    loaded = _reloaded(
+        session, problem, lambda other: DecodedSequence(session, other).decode_position(0)
+    )
+    sequence = DecodedSequence(session, problem, loaded)
+    sequence.expect_one_pass(
+        torch.cat([sequence.decode_position(position) for position in range(case.L)], 1)
+    )
+
+
+@property_of(
+    "STA-5",
+    Domain(masks=COMMON, causal=BOTH, values=("normal",), layouts=DENSE),
+    must_reject=(),
+    max_cases=30,
 )
 def global_state_is_left_alone(session: Session, case: Case) -> None:
-    """A call does not change global state, nor does the first call of the process, nor construction."""
+    """A call does not change global state, nor does the first call of the process, nor
+    construction.
+    """
     session.scripted = False
     problem = case.problem()
     changes = changes_of_construction(session, problem)
@@ -237,10 +312,18 @@ def training_mode_matters_to_dropout_only(session: Session, case: Case) -> None:
     state = _state(instance)
     base = session(problem).output
     output = session(problem, mode="train").output
-    expect_agree(output, base, bound, because="the output in evaluation (instead of in training without dropout)")
+    expect_agree(
+        output,
+        base,
+        bound,
+        because="the output in evaluation (instead of in training without dropout)",
+    )
     for name, tensor in _state(instance).items():
         # What a first call creates, such as a table of positions, is not a change.
-        expect(_equal(tensor, state.get(name, tensor)), f"a call in training mode changed {name!r} in the state")
+        expect(
+            _equal(tensor, state.get(name, tensor)),
+            f"a call in training mode changed {name!r} in the state",
+        )
 
 
 @property_of(
@@ -253,7 +336,9 @@ def threads_do_not_disturb_one_another(session: Session, case: Case) -> None:
     """Calls from several threads on one module give the results of calls one by one."""
     problem = case.problem()
     # Inputs, masks and batch sizes of their own.
-    others = (replace(case, seed=case.seed + place, B=case.B + place % 2) for place in range(1, THREADS))
+    others = (
+        replace(case, seed=case.seed + place, B=case.B + place % 2) for place in range(1, THREADS)
+    )
     problems = [problem, *(other.problem(weights=problem.weights) for other in others)]
     bounds = [session.bound_of(each) for each in problems]
     alone = [session(each).output for each in problems]
@@ -269,5 +354,7 @@ def threads_do_not_disturb_one_another(session: Session, case: Case) -> None:
         together = list(pool.map(call, problems * 4))
     for own, tensor in zip([*range(THREADS)] * 4, together, strict=True):
         output = session.unscripted(tensor, alone[own].code)
-        because = f"the output of the same call by itself (instead of from one of {THREADS} threads)"
+        because = (
+            f"the output of the same call by itself (instead of from one of {THREADS} threads)"
+        )
         expect_agree(output, alone[own], bounds[own], because=because)

@@ -20,7 +20,11 @@ from mha.conformance.harness.recording import RecordedOutput
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.support.module_life import LIFETIME, expect_lifetime
-from mha.conformance.properties.support.shared_assertions import assume_answered, expect_backward, refuses
+from mha.conformance.properties.support.shared_assertions import (
+    assume_answered,
+    expect_backward,
+    refuses,
+)
 from mha.spec import Problem
 from mha.spec.problem import INPUTS
 
@@ -44,7 +48,9 @@ def calls_do_not_depend_on_calls_before(session: Session, case: Case) -> None:
         # The last one should raise; only the calls after it count.
         with suppress(Violation, AdapterError, Discard):
             session(other)
-    _expect_unchanged(session, problem, session(problem), first, "the call is the same, with others between")
+    _expect_unchanged(
+        session, problem, session(problem), first, "the call is the same, with others between"
+    )
     because = "the output of a new attention"
     for other in between[:2]:
         fresh = session.fresh(problem)
@@ -56,12 +62,22 @@ def _expect_unchanged(
 ) -> None:
     """Output and weights, where both calls return them, are equal to the bit."""
     expected = cache(partial(session.expected, problem))
-    expect_unchanged(session, result.output, first.output, bound=lambda: expected().output, because=because)
+    expect_unchanged(
+        session, result.output, first.output, bound=lambda: expected().output, because=because
+    )
     if result.weights is not None and first.weights is not None:
-        expect_unchanged(session, result.weights, first.weights, bound=lambda: expected().weights, because=because)
+        expect_unchanged(
+            session,
+            result.weights,
+            first.weights,
+            bound=lambda: expected().weights,
+            because=because,
+        )
 
 
-@property_of("STA-3", Domain(masks=COMMON, causal=BOTH, layouts=DENSE), must_reject=("haunted",), number=2)
+@property_of(
+    "STA-3", Domain(masks=COMMON, causal=BOTH, layouts=DENSE), must_reject=("haunted",), number=2
+)
 def tensors_may_change_between_calls(session: Session, case: Case) -> None:
     """New numbers in the same tensors give what these numbers give in other tensors."""
     problem, other = case.problem(), replace(case, seed=case.seed + 1).problem()
@@ -71,7 +87,9 @@ def tensors_may_change_between_calls(session: Session, case: Case) -> None:
         if getattr(problem, name) is not None:
             getattr(problem, name).copy_(getattr(other, name))
     fresh = session.fresh(problem)
-    copied = problem.map_inputs(torch.clone).change(mask=None if problem.mask is None else problem.mask.clone())
+    copied = problem.map_inputs(torch.clone).change(
+        mask=None if problem.mask is None else problem.mask.clone()
+    )
     because = "the output of a new attention, which never saw the old numbers in these tensors"
     _expect_unchanged(session, problem, session(problem), session(copied, via=fresh), because)
 
@@ -103,7 +121,9 @@ def keys_may_be_more_in_the_next_causal_call(session: Session, case: Case) -> No
     """A causal call is not affected by one before with as many queries on fewer keys."""
     problem = case.problem()
     assume(not problem.is_self, "there are as many keys as queries in self-attention")
-    longer = problem.map_inputs(lambda x: x if x is problem.query else torch.cat([x, x.flip(1) + 1], 1))
+    longer = problem.map_inputs(
+        lambda x: x if x is problem.query else torch.cat([x, x.flip(1) + 1], 1)
+    )
     assume_answered(session, problem)
     try:
         expected = session(longer, via=session.fresh(problem)).output
@@ -112,7 +132,9 @@ def keys_may_be_more_in_the_next_causal_call(session: Session, case: Case) -> No
         assume(False, "L != S is refused, which CAU-3 allows")
     because = "the output of a new attention, which never saw as many queries on fewer keys"
     output = session(longer).output
-    expect_unchanged(session, output, expected, bound=lambda: session.expected(longer).output, because=because)
+    expect_unchanged(
+        session, output, expected, bound=lambda: session.expected(longer).output, because=because
+    )
 
 
 @property_of(
@@ -137,12 +159,16 @@ def one_module_is_correct_throughout_its_life(session: Session, case: Case) -> N
     number=6,
 )
 def a_smaller_call_reads_nothing_of_a_larger_one(session: Session, case: Case) -> None:
-    """A call after a larger one, which was masked, NaN or failed, gives what it gives in a new attention."""
+    """A call after a larger one, which was masked, NaN or failed, gives what it gives in a new
+    attention.
+    """
     problem = case.problem()
     larger = {
         "larger call": problem,
         "larger call with NaN": problem.map_inputs(lambda x: torch.full_like(x, math.nan)),
-        "larger call that failed": problem.map_inputs(lambda x: x[..., :-1] if x is problem.value else x),
+        "larger call that failed": problem.map_inputs(
+            lambda x: x[..., :-1] if x is problem.value else x
+        ),
     }
     for other in _smaller(case, session.claims.sizes.length_multiple):
         smaller = other.problem(weights=problem.weights)
@@ -162,12 +188,17 @@ def a_smaller_call_reads_nothing_of_a_larger_one(session: Session, case: Case) -
 
 
 def _smaller(case: Case, multiple: int) -> Iterator[Case]:
-    """Yield cases with fewer items, queries or keys, and with as many, each without a mask and with another one.
+    """Yield cases with fewer items, queries or keys, and with as many, each without a mask and with
+    another one.
 
     multiple: of which lengths are; see `mha.spec.claims.Sizes`.
     """
-    halves = {"B": case.B // 2} | {name: getattr(case, name) // 2 // multiple * multiple or multiple for name in "LS"}
+    halves = {"B": case.B // 2} | {
+        name: getattr(case, name) // 2 // multiple * multiple or multiple for name in "LS"
+    }
     one_length = SHARING[case.inputs][0] in SHARING[case.inputs][1:]
     for names in ("", "B", "LS", "BLS") if one_length else ("", "B", "L", "S", "BLS"):
         for mask in dict.fromkeys(("none", case.mask)):
-            yield replace(case, mask=mask, seed=case.seed + 1, **{name: halves[name] for name in names})
+            yield replace(
+                case, mask=mask, seed=case.seed + 1, **{name: halves[name] for name in names}
+            )

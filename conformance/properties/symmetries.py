@@ -14,7 +14,11 @@ from mha.conformance.cases.transforms import item, passing_heads, select_keys, z
 from mha.conformance.harness.assertions import assume, expect_agree, expect_close, expect_unchanged
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.support.shared_assertions import another_order, assume_unquantised, refuses
+from mha.conformance.properties.support.shared_assertions import (
+    another_order,
+    assume_unquantised,
+    refuses,
+)
 from mha.spec import Problem
 from mha.spec.bounds import Ball, units_of
 from mha.spec.dtypes import TRAITS
@@ -40,7 +44,11 @@ def other_items_have_no_influence(session: Session, case: Case) -> None:
     base, output = session(problem).output, session(changed).output
     because = f"only items other than {own} changed"
     expect_unchanged(
-        session, output[own], base[own], bound=lambda: session.expected(problem).output[own], because=because
+        session,
+        output[own],
+        base[own],
+        bound=lambda: session.expected(problem).output[own],
+        because=because,
     )
 
 
@@ -57,11 +65,19 @@ def batch_size_does_not_matter(session: Session, case: Case) -> None:
 
 @property_of("EQV-2", Domain(masks=("none", *FEW), inputs=CROSS, plain=True, min_L=2))
 def permuted_queries_permute_outputs(session: Session, case: Case) -> None:
-    """Permuting the queries permutes the outputs; in self-attention, the keys and values are permuted with them."""
+    """Permuting the queries permutes the outputs; in self-attention, the keys and values are
+    permuted with them.
+    """
     problem = case.problem()
     order = another_order(case.L, case.generator)
-    mask = problem.mask if problem.mask is None or problem.mask.shape[2] == 1 else problem.mask[:, :, order]
-    permuted = problem.map_inputs(lambda x: x[:, order] if x is problem.query else x).change(mask=mask)
+    mask = (
+        problem.mask
+        if problem.mask is None or problem.mask.shape[2] == 1
+        else problem.mask[:, :, order]
+    )
+    permuted = problem.map_inputs(lambda x: x[:, order] if x is problem.query else x).change(
+        mask=mask
+    )
     if problem.key is problem.query:
         assume(mask is None or not session.claims.prefix_masks, NO_PREFIX)
         permuted = permuted.change(mask=None if mask is None else mask[..., order])
@@ -74,25 +90,34 @@ def permuted_queries_permute_outputs(session: Session, case: Case) -> None:
 def order_of_keys_does_not_matter(session: Session, case: Case) -> None:
     """Permuting keys, values and mask together changes nothing."""
     problem = case.problem()
-    if problem.is_self:  # the last query stays in its place, and the others take the place of one another
+    if (
+        problem.is_self
+    ):  # the last query stays in its place, and the others take the place of one another
         assume(case.S > 2, "there is one key besides the last")
         order = torch.cat([another_order(case.S - 1, case.generator), torch.tensor([case.S - 1])])
     else:
         order = another_order(case.S, case.generator)
     permuted = _with_keys(problem, order)
-    _expect_same_where_all_is_seen(session, problem, permuted, "the output for the keys in their old order")
+    _expect_same_where_all_is_seen(
+        session, problem, permuted, "the output for the keys in their old order"
+    )
 
 
 def _with_keys(problem: Problem, keys: torch.Tensor) -> Problem:
-    """Select keys and values by index, with their columns of the mask, and its rows where the query changes too."""
+    """Select keys and values by index, with their columns of the mask, and its rows where the query
+    changes too.
+    """
     mask = None if problem.mask is None else problem.mask[..., keys]
     if mask is not None and mask.shape[2] > 1 and problem.is_self:
         mask = mask[:, :, keys]
     return select_keys(problem, keys).change(mask=mask)
 
 
-def _expect_same_where_all_is_seen(session: Session, problem: Problem, changed: Problem, because: str) -> None:
-    """Expect the same outputs of the queries that the causal flag, if there is one, lets see every key.
+def _expect_same_where_all_is_seen(
+    session: Session, problem: Problem, changed: Problem, because: str
+) -> None:
+    """Expect the same outputs of the queries that the causal flag, if there is one, lets see every
+    key.
 
     In self-attention this is the last query of both problems.
     """
@@ -102,7 +127,10 @@ def _expect_same_where_all_is_seen(session: Session, problem: Problem, changed: 
     if problem.is_self:
         rows = [-1]
     elif problem.is_causal:
-        seen = [each.change(mask=None).allowed(session.claims.alignment)[0, 0].all(-1) for each in (problem, changed)]
+        seen = [
+            each.change(mask=None).allowed(session.claims.alignment)[0, 0].all(-1)
+            for each in (problem, changed)
+        ]
         rows = (seen[0] & seen[1]).nonzero().flatten().tolist()
         assume(bool(rows), "the causal flag hides a key from every query")
     output, expected = session(changed).output[:, rows], session(problem).output[:, rows]
@@ -115,7 +143,10 @@ def _with_linear_values(problem: Problem) -> Problem:
     return zeroed(problem, "b_v", "b_o")
 
 
-@property_of("EQV-4", Domain(masks=("none", *FEW), inputs=CROSS, layouts=DENSE, values=("normal", "integers")))
+@property_of(
+    "EQV-4",
+    Domain(masks=("none", *FEW), inputs=CROSS, layouts=DENSE, values=("normal", "integers")),
+)
 def outputs_are_linear_in_the_values(session: Session, case: Case) -> None:
     """Adding two sets of values adds their outputs, once the value path has no bias."""
     first = _with_linear_values(case.problem())
@@ -126,11 +157,18 @@ def outputs_are_linear_in_the_values(session: Session, case: Case) -> None:
     if first.value is first.query or first.value is first.key:  # the same of the projection instead
         drawn = torch.randint(-8, 9, (2, *first.weights.w_v.shape), generator=case.generator) / 2
         projections = drawn.to(first.weights.w_v)
-        parts = [first.change(w_v=w_v) for w_v in (projections[0], projections[1], projections[0] + projections[1])]
+        parts = [
+            first.change(w_v=w_v)
+            for w_v in (projections[0], projections[1], projections[0] + projections[1])
+        ]
     one, other, both = (session(part).output for part in parts)
     reach = sum(session.expected(part).output.rad for part in parts)
     expected = Ball(one.tensor.double() + other.tensor.double(), torch.as_tensor(reach))
-    expect_close(both, expected, because=f"{one.code} + {other.code}, the outputs for the two parts of the values")
+    expect_close(
+        both,
+        expected,
+        because=f"{one.code} + {other.code}, the outputs for the two parts of the values",
+    )
 
 
 @property_of(
@@ -146,7 +184,9 @@ def zero_queries_give_the_mean(session: Session, case: Case) -> None:
     mean = (allowed @ expected.value.mid).transpose(1, 2).flatten(2)
     count = allowed.sum(-1).transpose(1, 2).repeat_interleave(case.head_dim, -1)
     centre = (mean / count).where(count > 0, expected.output.mid)
-    expect_close(output, Ball(centre, expected.output.rad), because="the mean of the allowed values")
+    expect_close(
+        output, Ball(centre, expected.output.rad), because="the mean of the allowed values"
+    )
 
 
 @property_of(
@@ -161,7 +201,10 @@ def one_allowed_key_gives_its_value(session: Session, case: Case) -> None:
 
 
 @property_of(
-    "EQV-6", Domain(values=MOST_VALUES, max_length=1), must_reject=("zeros", "lopsided", "slightly_lopsided"), number=3
+    "EQV-6",
+    Domain(values=MOST_VALUES, max_length=1),
+    must_reject=("zeros", "lopsided", "slightly_lopsided"),
+    number=3,
 )
 def the_only_key_gives_its_value(session: Session, case: Case) -> None:
     """The only key gives its projected value."""
@@ -174,7 +217,9 @@ def _expect_value_of_the_one_key(session: Session, problem: Problem) -> None:
     output, expected = session(problem).output, session.expected(problem)
     chosen = problem.allowed(session.claims.alignment).double()
     value = (chosen @ expected.value.mid).transpose(1, 2).flatten(2)
-    expect_close(output, Ball(value, expected.output.rad), because="the value of the one allowed key")
+    expect_close(
+        output, Ball(value, expected.output.rad), because="the value of the one allowed key"
+    )
 
 
 @property_of("EQV-7", Domain(masks=COMMON, inputs=CROSS))
@@ -182,16 +227,27 @@ def duplicated_keys_change_nothing(session: Session, case: Case) -> None:
     """Duplicating every key and value changes nothing."""
     problem = case.problem()
     doubled = _with_keys(problem, torch.arange(case.S).repeat(2))
-    _expect_same_where_all_is_seen(session, problem, doubled, "the output for each key and value once")
+    _expect_same_where_all_is_seen(
+        session, problem, doubled, "the output for each key and value once"
+    )
 
 
-@property_of("EQV-8", Domain(masks=COMMON, causal=BOTH, inputs=SHARED), needs=("projections", "cross_attention=True"))
+@property_of(
+    "EQV-8",
+    Domain(masks=COMMON, causal=BOTH, inputs=SHARED),
+    needs=("projections", "cross_attention=True"),
+)
 def self_attention_is_cross_attention(session: Session, case: Case) -> None:
     """One tensor given for several inputs gives what copies of it give."""
     problem = case.problem()
     copies = {name: getattr(problem, name).clone() for name in ("query", "key", "value")}
     output, expected = session(problem).output, session(problem.change(**copies)).output
-    expect_agree(output, expected, session.bound_of(problem), because="the output for copies of the shared inputs")
+    expect_agree(
+        output,
+        expected,
+        session.bound_of(problem),
+        because="the output for copies of the shared inputs",
+    )
 
 
 @property_of(
@@ -203,26 +259,39 @@ def self_attention_is_cross_attention(session: Session, case: Case) -> None:
     must_reject=("lopsided", "slightly_lopsided"),
 )
 def inputs_may_lie_in_one_another(session: Session, case: Case) -> None:
-    """The query may be a part of the keys and values, or these a part of the query: a class token is the usual case."""
+    """The query may be a part of the keys and values, or these a part of the query: a class token
+    is the usual case.
+    """
     problem = case.problem()
     widths = {x.shape[-1] for x in (problem.query, problem.key, problem.value)}
-    assume(len(widths) == 1, "keys have another width than queries, as there are fewer heads of them")
+    assume(
+        len(widths) == 1, "keys have another width than queries, as there are fewer heads of them"
+    )
     part = (
         {
-            "query": problem.key[:, :1].expand(-1, case.L, -1)
-            if case.seed % 2 or case.L == case.S
-            else problem.key[:, : case.L]
+            "query": (
+                problem.key[:, :1].expand(-1, case.L, -1)
+                if case.seed % 2 or case.L == case.S
+                else problem.key[:, : case.L]
+            )
         }
         if case.L <= case.S
         else dict.fromkeys(("key", "value"), problem.query[:, : case.S])
     )
     problem = problem.change(**part)
     output, expected = session(problem).output, session.expected(problem).output
-    expect_close(output, expected, because=f"the oracle's value, with {' and '.join(part)} in the memory of the others")
+    expect_close(
+        output,
+        expected,
+        because=f"the oracle's value, with {' and '.join(part)} in the memory of the others",
+    )
 
 
 @property_of(
-    "EQV-9", Domain(inputs=CROSS, square=True, values=MODERATE), needs="projections", must_reject=("zeros", "mean")
+    "EQV-9",
+    Domain(inputs=CROSS, square=True, values=MODERATE),
+    needs="projections",
+    must_reject=("zeros", "mean"),
 )
 def each_input_has_its_own_projection(session: Session, case: Case) -> None:
     """Swapping two of the inputs changes the result as their own projections say.
@@ -256,7 +325,9 @@ def _with_identity(problem: Problem, *roles: str) -> Problem:
 
 
 def _of_heads(problem: Problem, values: torch.Tensor) -> torch.Tensor:
-    """Return values (..., D) as the heads have them, side by side, where their projection is the identity."""
+    """Return values (..., D) as the heads have them, side by side, where their projection is the
+    identity.
+    """
     shared = values[..., : len(problem.weights.w_v)]
     return torch.cat([shared] * (problem.config.n_heads // problem.config.kv_heads), -1)
 
@@ -274,7 +345,11 @@ def zero_queries_over_a_power_of_two_of_keys_are_exact(session: Session, case: C
     allowed = problem.allowed(session.claims.alignment)[0, 0]
     keys = allowed.sum(-1)
     rows = torch.isin(keys, 2 ** torch.arange(6, device=keys.device)).nonzero().flatten()
-    mean = allowed.double() @ _of_heads(problem, problem.value.double()) / keys.clamp(min=1).unsqueeze(-1)
+    mean = (
+        allowed.double()
+        @ _of_heads(problem, problem.value.double())
+        / keys.clamp(min=1).unsqueeze(-1)
+    )
     because = f"the mean of {count} small integers, or fewer, is a number of this dtype"
     _expect_exact(session, problem, mean[:, rows].to(problem.query), because, rows)
 
@@ -292,22 +367,34 @@ def a_key_that_wins_by_far_gives_its_value_exactly(session: Session, case: Case)
     problem = _with_identity(case.problem(), "q", "k", "v")
     winner = torch.randint(case.S, (case.B,), generator=case.generator)
     chosen = (torch.arange(case.S) == winner.unsqueeze(1)).unsqueeze(-1).to(problem.key)
-    # Scores of 1024 or more, and of 0: their exponentials differ by more than float64 can hold. Where results need not
-    # be exact, the scores are smaller: the bound grows with them, and in half precision would soon be of no use.
+    # Scores of 1024 or more, and of 0: their exponentials differ by more than float64 can hold.
+    # Where results need not be exact, the scores are smaller: the bound grows with them, and in
+    # half precision would soon be of no use.
     far = 32 if _is_exact(session) else 4
     factor = _factor_for_scale(session, case)
-    problem = problem.change(query=problem.query * 0 + far * factor, key=problem.key * 0 + far * chosen)
-    exact = _of_heads(problem, problem.value[torch.arange(case.B), winner]).unsqueeze(1).expand(-1, case.L, -1)
+    problem = problem.change(
+        query=problem.query * 0 + far * factor, key=problem.key * 0 + far * chosen
+    )
+    exact = (
+        _of_heads(problem, problem.value[torch.arange(case.B), winner])
+        .unsqueeze(1)
+        .expand(-1, case.L, -1)
+    )
     _expect_exact(session, problem, exact, "the weights of all other keys vanish beside its own")
 
 
 def _factor_for_scale(session: Session, case: Case) -> float:
-    """Return the power of two, with a sign, that makes scores as large with the claimed scale as with 1/sqrt(d_k)."""
+    """Return the power of two, with a sign, that makes scores as large with the claimed scale as
+    with 1/sqrt(d_k).
+    """
     scale, usual = session.claims.scale_for(case.head_dim), case.head_dim**-0.5
     assume(scale != 0, "the scale that is claimed is 0, so all scores are")
     factor = 2.0 ** math.ceil(math.log2(usual / abs(scale)))
     fits = factor <= 2 or not TRAITS[case.dtype].narrow
-    assume(fits, f"with the scale {scale}, scores that are large enough overflow before they are scaled")
+    assume(
+        fits,
+        f"with the scale {scale}, scores that are large enough overflow before they are scaled",
+    )
     return math.copysign(factor, scale)
 
 
@@ -318,16 +405,23 @@ def _is_exact(session: Session) -> bool:
 
 
 def _expect_exact(
-    session: Session, problem: Problem, exact: torch.Tensor, because: str, rows: torch.Tensor | slice = slice(None)
+    session: Session,
+    problem: Problem,
+    exact: torch.Tensor,
+    because: str,
+    rows: torch.Tensor | slice = slice(None),
 ) -> None:
-    """Some rows are exact if the implementation rounds nothing that needs no rounding, else within the bound.
+    """Some rows are exact if the implementation rounds nothing that needs no rounding, else within
+    the bound.
 
     exact: (B, number of rows, D).
     """
     output = session(problem).output[:, rows]
     if _is_exact(session):
         # An exponential may give the smallest normal number for 0.
-        least = units_of(exact.dtype).flush * problem.key.shape[1] * problem.value.double().abs().max()
+        least = (
+            units_of(exact.dtype).flush * problem.key.shape[1] * problem.value.double().abs().max()
+        )
         expected = Ball(exact.double(), torch.full_like(exact, float(least), dtype=torch.float64))
         expect_close(output, expected, because=f"{because}, so nothing is rounded")
     else:

@@ -23,7 +23,10 @@ from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.support.shared_assertions import input_gradients, undetermined_gradients
+from mha.conformance.properties.support.shared_assertions import (
+    input_gradients,
+    undetermined_gradients,
+)
 from mha.spec import Output, Problem
 from mha.spec.bounds import Ball
 
@@ -37,7 +40,8 @@ TRAINING = Domain(
     dtypes=BOUNDED,
     max_length=17,
 )
-# Half of the weights are dropped, and the others doubled: once in the output, and once more in its gradients.
+# Half of the weights are dropped, and the others doubled: once in the output, and once more in its
+# gradients.
 PROBABILITY, GROWTH = 0.5, 4.0
 
 
@@ -67,40 +71,58 @@ def _change(use_reentrant: bool) -> Callable[[Any], Any]:
     return lambda attention: _Checkpointed(attention, use_reentrant)
 
 
-@property_of("CMP-5", TRAINING, needs=("composes=checkpoint", "gradients"), requires="HED-1", max_cases=10)
+@property_of(
+    "CMP-5", TRAINING, needs=("composes=checkpoint", "gradients"), requires="HED-1", max_cases=10
+)
 def checkpointing_changes_nothing(session: Session, case: Case) -> None:
     """Outputs and gradients of a checkpointed call are the oracle's."""
     problem = case.problem()
     upstream = session.upstream(problem)
     for use_reentrant in (False, True):
         results = _trained(session, problem, upstream, _change(use_reentrant))
-        _expect_oracle(session, problem, upstream, results, f"checkpointed, use_reentrant={use_reentrant}")
+        _expect_oracle(
+            session, problem, upstream, results, f"checkpointed, use_reentrant={use_reentrant}"
+        )
 
 
 @property_of(
-    "CMP-5", TRAINING, needs=("composes=checkpoint", "gradients", "dropout"), requires="DRP-3", max_cases=6, number=2
+    "CMP-5",
+    TRAINING,
+    needs=("composes=checkpoint", "gradients", "dropout"),
+    requires="DRP-3",
+    max_cases=6,
+    number=2,
 )
 def checkpointing_draws_the_same(session: Session, case: Case) -> None:
-    """With dropout, outputs and gradients of a checkpointed call are those of a plain one from the same seed."""
+    """With dropout, outputs and gradients of a checkpointed call are those of a plain one from the
+    same seed.
+    """
     problem = case.problem()
     upstream = session.upstream(problem)
     dropping = with_dropout(problem, PROBABILITY)
     plain = _trained(session, dropping, upstream)
     forms = {
-        use_reentrant: _trained(session, dropping, upstream, _change(use_reentrant)) for use_reentrant in (False, True)
+        use_reentrant: _trained(session, dropping, upstream, _change(use_reentrant))
+        for use_reentrant in (False, True)
     }
     reach = session.expected_gradients(problem, GROWTH * upstream)
     output = session.expected(problem).output
     reach["output"] = Ball(output.mid, GROWTH * output.rad)
     for use_reentrant, results in forms.items():
-        because = f"that of a plain call from the same seed (checkpointed, use_reentrant={use_reentrant})"
+        because = (
+            f"that of a plain call from the same seed (checkpointed, use_reentrant={use_reentrant})"
+        )
         for name, result in results.items():
             expect_agree(result, plain[name], _bound(reach[name]), because=because)
 
 
-@property_of("CMP-6", TRAINING, needs=("composes=deterministic", "gradients"), requires="HED-1", max_cases=10)
+@property_of(
+    "CMP-6", TRAINING, needs=("composes=deterministic", "gradients"), requires="HED-1", max_cases=10
+)
 def deterministic_results_have_equal_bits(session: Session, case: Case) -> None:
-    """Under deterministic algorithms, outputs and gradients are the oracle's, and of equal bits in a second call."""
+    """Under deterministic algorithms, outputs and gradients are the oracle's, and of equal bits in
+    a second call.
+    """
     problem = case.problem()
     upstream = session.upstream(problem)
     with _deterministic_algorithms():
@@ -108,15 +130,22 @@ def deterministic_results_have_equal_bits(session: Session, case: Case) -> None:
             first, second = (_trained(session, problem, upstream) for _ in range(2))
         except CallRaised as refused:
             raise Discard("it raises under deterministic algorithms") from refused
-    _expect_oracle(session, problem, upstream, first, "under torch.use_deterministic_algorithms(True)")
+    _expect_oracle(
+        session, problem, upstream, first, "under torch.use_deterministic_algorithms(True)"
+    )
     for name, result in second.items():
-        expect_equal(result, first[name], because="the same call before, under deterministic algorithms")
+        expect_equal(
+            result, first[name], because="the same call before, under deterministic algorithms"
+        )
 
 
 @contextmanager
 def _deterministic_algorithms() -> Iterator[None]:
     """Let torch use deterministic algorithms, and fill new memory with NaN, in the block."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -127,7 +156,8 @@ def _deterministic_algorithms() -> Iterator[None]:
 def _trained(
     session: Session, problem: Problem, upstream: Tensor, change: Callable[[Any], Any] | None = None
 ) -> dict[str, RecordedTensor]:
-    """Return the output of a call from the seed of the case, and the gradients of inputs and weights, by name.
+    """Return the output of a call from the seed of the case, and the gradients of inputs and
+    weights, by name.
 
     change: what is done to the attention before the call.
     """
@@ -139,7 +169,10 @@ def _trained(
         output = session.forward(leaves, via=via)
         with guarded("backward()"):
             differentiate(output, upstream)
-    results = {"output": session.unscripted(output.detach(), "output"), **input_gradients(session, leaves)}
+    results = {
+        "output": session.unscripted(output.detach(), "output"),
+        **input_gradients(session, leaves),
+    }
     if session.claims.weight_gradients:
         gradients = session.weight_gradients(instance, problem.weights)
         for name in sorted(gradients.keys() - undetermined_gradients(session, problem)):
@@ -148,7 +181,11 @@ def _trained(
 
 
 def _expect_oracle(
-    session: Session, problem: Problem, upstream: Tensor, results: dict[str, RecordedTensor], how: str
+    session: Session,
+    problem: Problem,
+    upstream: Tensor,
+    results: dict[str, RecordedTensor],
+    how: str,
 ) -> None:
     """Expect the oracle's output and gradients; how: what was done to the attention."""
     expected = session.expected_gradients(problem, upstream)

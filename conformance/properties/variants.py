@@ -1,4 +1,6 @@
-"""GQA, XAT and VAL, and HED-1 and GRD-1 for heads of their own width: configurations that are not everyday ones."""
+"""GQA, XAT and VAL, and HED-1 and GRD-1 for heads of their own width: configurations that are not
+everyday ones.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,29 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.mask_kinds import BOOLEAN, EMPTY, FLOAT
-from mha.conformance.cases.transforms import with_config, with_dropout, with_other_options, with_width
+from mha.conformance.cases.transforms import (
+    with_config,
+    with_dropout,
+    with_other_options,
+    with_width,
+)
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close
 from mha.conformance.harness.errors import AdapterError, CallRaised
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.support.domains import DROPOUT_PATTERNS, DROPOUT_SEEDS, EVERYDAY_SIZES, FEW_QUERIES
+from mha.conformance.properties.support.domains import (
+    DROPOUT_PATTERNS,
+    DROPOUT_SEEDS,
+    EVERYDAY_SIZES,
+    FEW_QUERIES,
+)
 from mha.conformance.properties.support.dropout_statistics import expect_dropped_weights
 from mha.conformance.properties.support.module_life import LIFETIME, expect_lifetime
-from mha.conformance.properties.support.shared_assertions import assume_answered, expect_gradients, expect_result
+from mha.conformance.properties.support.shared_assertions import (
+    assume_answered,
+    expect_gradients,
+    expect_result,
+)
 from mha.spec import Problem, Weights
 
 DEFECTS = ("lopsided", "slightly_lopsided")
@@ -56,30 +72,43 @@ def one_module_with_grouped_heads_serves_all_its_life(session: Session, case: Ca
     number=2,
 )
 def grouped_heads_equal_repeated_ones(session: Session, case: Case) -> None:
-    """With fewer key/value heads the result equals repeating each of them for neighbouring query heads."""
+    """With fewer key/value heads the result equals repeating each of them for neighbouring query
+    heads.
+    """
     problem = case.problem()
     config = problem.config
     assume_answered(session, problem)
     result = session(problem)
-    because = f"{config.n_heads} heads on {config.n_kv_heads} key/value heads, each shared by neighbouring heads"
+    because = (
+        f"{config.n_heads} heads on {config.n_kv_heads} key/value heads, each shared by"
+        " neighbouring heads"
+    )
     expect_result(result, session.expected(problem), because)
     plain = session(_with_repeated_heads(problem)).output
     bound = session.bound_of(problem)
-    expect_agree(result.output, plain, bound, because="the output with each key/value head repeated")
+    expect_agree(
+        result.output, plain, bound, because="the output with each key/value head repeated"
+    )
 
 
 def _with_repeated_heads(problem: Problem) -> Problem:
-    """Return the problem with each key/value head repeated, so that there are as many as query heads."""
+    """Return the problem with each key/value head repeated, so that there are as many as query
+    heads.
+    """
     config = problem.config
     repeats, heads = config.n_heads // config.kv_heads, (config.kv_heads, config.head_dim)
 
     def repeated(x: Tensor, dim: int) -> Tensor:
-        spread: Tensor = x.unflatten(dim, heads).repeat_interleave(repeats, dim if dim >= 0 else dim - 1)
+        spread: Tensor = x.unflatten(dim, heads).repeat_interleave(
+            repeats, dim if dim >= 0 else dim - 1
+        )
         return spread.flatten(dim, dim + 1) if dim >= 0 else spread.flatten(dim - 1)
 
     plain = replace(config, n_kv_heads=None)
     if config.projected:
-        named = ((name, x) for name, x in problem.weights.named() if name in ("w_k", "w_v", "b_k", "b_v"))
+        named = (
+            (name, x) for name, x in problem.weights.named() if name in ("w_k", "w_v", "b_k", "b_v")
+        )
         return problem.change(config=plain, **{name: repeated(x, 0) for name, x in named})
     plain = plain.of_heads()
     weights = Weights.identity(plain, problem.query.dtype, problem.query.device)
@@ -114,8 +143,12 @@ def grouped_heads_of_everyday_sizes_match_the_oracle(session: Session, case: Cas
 )
 def grouped_heads_on_long_rows_match_the_oracle(session: Session, case: Case) -> None:
     """Grouped heads match the oracle for rows of many keys."""
-    problem = replace(case, n_heads=4, n_kv_heads=2, L=2).problem()  # if all shared one, none could be mistaken
-    expect_result(session(problem), session.expected(problem), f"the oracle's value for {case.S} keys")
+    problem = replace(
+        case, n_heads=4, n_kv_heads=2, L=2
+    ).problem()  # if all shared one, none could be mistaken
+    expect_result(
+        session(problem), session.expected(problem), f"the oracle's value for {case.S} keys"
+    )
 
 
 @property_of(
@@ -132,9 +165,15 @@ def grouped_heads_drop(session: Session, case: Case) -> None:
     problem = with_dropout(case.problem(), 0.5)
     one, other = (session(problem, seed=seed).output for seed in (1, 2))
     message = f"{other.code} equals {one.code}, though p = 0.5 and the seeds differ"
-    expect(not torch.equal(one.tensor, other.tensor), message, f"assert not {one.code}.equal({other.code})")
+    expect(
+        not torch.equal(one.tensor, other.tensor),
+        message,
+        f"assert not {one.code}.equal({other.code})",
+    )
     because = "the oracle's value: nothing is dropped in evaluation"
-    expect_close(session(problem, mode="eval").output, session.expected(problem).output, because=because)
+    expect_close(
+        session(problem, mode="eval").output, session.expected(problem).output, because=because
+    )
 
 
 @property_of(
@@ -147,7 +186,9 @@ def grouped_heads_drop(session: Session, case: Case) -> None:
     number=6,
 )
 def grouped_heads_drop_each_weight_alone(session: Session, case: Case) -> None:
-    """With grouped heads each weight is dropped on its own with probability p, and rescaled otherwise."""
+    """With grouped heads each weight is dropped on its own with probability p, and rescaled
+    otherwise.
+    """
     case = with_width(replace(case, L=17, S=17), session.claims, 34)
     expect_dropped_weights(session, case.problem(), 0.5, case.seed)
 
@@ -187,7 +228,9 @@ TOGETHER = replace(ANY, causal=(False,), inputs=("cross",), need_weights=(False,
 
 @property_of(
     "GQA-1",
-    replace(TOGETHER, variants=("grouped",), min_heads=4),  # so that there may be several key/value heads
+    replace(
+        TOGETHER, variants=("grouped",), min_heads=4
+    ),  # so that there may be several key/value heads
     needs="grouped_query",
     requires="HED-1",
     must_reject=DEFECTS,
@@ -214,7 +257,9 @@ def other_widths_go_with_other_options(session: Session, case: Case) -> None:
 
 
 def _expect_together(session: Session, case: Case) -> None:
-    """Expect the oracle's output for a configuration with other options, which may be refused together."""
+    """Expect the oracle's output for a configuration with other options, which may be refused
+    together.
+    """
     together = with_other_options(case, session.claims)
     assume(together != case.config, "no other option is claimed")
     problem = with_config(case, together)
@@ -222,7 +267,9 @@ def _expect_together(session: Session, case: Case) -> None:
         output = session(problem).output
     except (CallRaised, AdapterError):
         assume(False, f"{together} is refused")
-    expect_close(output, session.expected(problem).output, because=f"the oracle's value for {together}")
+    expect_close(
+        output, session.expected(problem).output, because=f"the oracle's value for {together}"
+    )
 
 
 @property_of(
@@ -235,7 +282,10 @@ def _expect_together(session: Session, case: Case) -> None:
 def heads_of_their_own_width_match_the_loop(session: Session, case: Case) -> None:
     """With heads of a width that is not d_model / n_heads, the result equals the loop over heads."""
     problem = case.problem()
-    because = f"the loop over {case.n_heads} heads of width {case.head_dim}, with d_model = {case.d_model}"
+    because = (
+        f"the loop over {case.n_heads} heads of width {case.head_dim}, with d_model ="
+        f" {case.d_model}"
+    )
     expect_result(session(problem), session.expected(problem), because)
 
 
@@ -291,7 +341,10 @@ def values_of_their_own_width_match_the_oracle(session: Session, case: Case) -> 
     """Contexts have the width of the values, and every column of them matches the oracle."""
     problem = case.problem()
     assume_answered(session, problem)
-    because = f"the oracle's value, for values of width {case.d_value} and queries of width {case.head_dim}"
+    because = (
+        f"the oracle's value, for values of width {case.d_value} and queries of width"
+        f" {case.head_dim}"
+    )
     expect_result(session(problem), session.expected(problem), because)
 
 

@@ -28,7 +28,13 @@ WINDOWS = Domain(masks=COMMON, causal=BOTH, values=MODERATE, windows=BOUNDS)
 LONGER = replace(WINDOWS, masks=("none", "padding"), scale="wide")
 
 
-@property_of("WIN-1", WINDOWS, needs="scores.window", requires="HED-1", must_reject=("ignores_window", "lopsided"))
+@property_of(
+    "WIN-1",
+    WINDOWS,
+    needs="scores.window",
+    requires="HED-1",
+    must_reject=("ignores_window", "lopsided"),
+)
 def a_window_has_exactly_its_keys(session: Session, case: Case) -> None:
     """With a window the result is within the bound of the oracle's."""
     _expect_windowed(session, case.problem())
@@ -53,8 +59,13 @@ def _expect_windowed(session: Session, problem: Problem) -> None:
     assume_answered(session, problem)
     with windows_refused_without_causal(session, problem):
         result = session(problem)
-    left, right = ("all" if each is None else each for each in problem.options.window or (None, None))
-    because = f"the oracle's value, with a window of {left} keys before a query's own, and {right} after it"
+    left, right = (
+        "all" if each is None else each for each in problem.options.window or (None, None)
+    )
+    because = (
+        f"the oracle's value, with a window of {left} keys before a query's own, and {right}"
+        " after it"
+    )
     expect_result(result, session.expected(problem), because)
 
 
@@ -84,7 +95,9 @@ def gradients_have_the_window(session: Session, case: Case) -> None:
     max_cases=20,
 )
 def a_window_of_everything_equals_none(session: Session, case: Case) -> None:
-    """A window that covers all keys, on the sides that have a bound, gives the result of a call without one."""
+    """A window that covers all keys, on the sides that have a bound, gives the result of a call
+    without one.
+    """
     everything = case.L + case.S
     left, right = (None if bound is None else everything for bound in case.window or ())
     declared, alignment = session.claims.scores.window, session.claims.alignment
@@ -96,13 +109,27 @@ def a_window_of_everything_equals_none(session: Session, case: Case) -> None:
     assume_answered(session, problem)
     with windows_refused_without_causal(session, problem):
         output = session(problem).output
-    expect_close(output, session.expected(plain).output, because="the oracle's value without a window")
-    expect_agree(output, session(plain).output, session.bound_of(plain), because="the output without a window")
+    expect_close(
+        output, session.expected(plain).output, because="the oracle's value without a window"
+    )
+    expect_agree(
+        output,
+        session(plain).output,
+        session.bound_of(plain),
+        because="the output without a window",
+    )
 
 
 @property_of(
     "WIN-2",
-    replace(WINDOWS, masks=("padding", "blocks"), windows=((0, 0), (1, 0), (0, 1)), layouts=DENSE, min_S=3, min_L=3),
+    replace(
+        WINDOWS,
+        masks=("padding", "blocks"),
+        windows=((0, 0), (1, 0), (0, 1)),
+        layouts=DENSE,
+        min_S=3,
+        min_L=3,
+    ),
     needs="scores.window",
     requires="HED-1",
     must_reject=("ignores_window",),
@@ -113,10 +140,14 @@ def a_window_of_masked_keys_is_an_empty_row(session: Session, case: Case) -> Non
     """A query whose window has only masked keys gets what is declared for an empty row."""
     problem = case.problem()
     assume_answered(session, problem)
-    assume(bool(problem.empty_rows(session.claims.alignment).any()), "no window has masked keys only")
+    assume(
+        bool(problem.empty_rows(session.claims.alignment).any()), "no window has masked keys only"
+    )
     with windows_refused_without_causal(session, problem):
         result = session(problem)
-    expect_result(result, session.expected(problem), "the oracle's value, with rows that have no key")
+    expect_result(
+        result, session.expected(problem), "the oracle's value, with rows that have no key"
+    )
 
 
 @property_of(
@@ -128,7 +159,9 @@ def a_window_of_masked_keys_is_an_empty_row(session: Session, case: Case) -> Non
     max_cases=20,
 )
 def a_window_has_an_effect(session: Session, case: Case) -> None:
-    """Where a window changes the exact result by ten times the bound, the result is not that without it."""
+    """Where a window changes the exact result by ten times the bound, the result is not that
+    without it.
+    """
     expect_effect(session, case.problem(), "window")
 
 
@@ -142,5 +175,7 @@ def a_window_has_an_effect(session: Session, case: Case) -> None:
     number=2,
 )
 def a_scale_has_an_effect(session: Session, case: Case) -> None:
-    """Where an explicit scale changes the exact result by ten times the bound, the result is not that without it."""
+    """Where an explicit scale changes the exact result by ten times the bound, the result is not
+    that without it.
+    """
     expect_effect(session, case.problem(), "scale")

@@ -1,6 +1,8 @@
-"""The pytest front end: its options, and one item for each clause, implementation, dtype and device.
+"""The pytest front end: its options, and one item for each clause, implementation, dtype and
+device.
 
-Every pytest run of an environment imports this package, so torch is imported only when something is judged.
+Every pytest run of an environment imports this package, so torch is imported only when something is
+judged.
 """
 
 from __future__ import annotations
@@ -29,30 +31,38 @@ from mha.conformance.shown import visible_line
 
 CONFORMANCE = Path(__file__).resolve().parents[1]
 UNGUARDED = (
-    "unguarded: code that ends its process ends this run without a word (docs/results.md); use -n 1, or mha check"
+    "unguarded: code that ends its process ends this run without a word (docs/results.md); use -n"
+    " 1, or mha check"
 )
 # Workers of pytest-xdist that crash are replaced: each fails one clause, and the others are due.
 RESTARTS = 10_000
-# A clause in a `-k` expression. `-k` selects substrings of names, and names of items end with the clause and "]".
+# A clause in a `-k` expression. `-k` selects substrings of names, and names of items end with the
+# clause and "]".
 CLAUSE_IN_KEYWORD = re.compile(r"\b([A-Za-z]{3}-\d+)\b(?!\])")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options, all of which start with --mha-."""
-    group = parser.getgroup("mha", "conformance of multi-head attention (write paths before these options)")
+    group = parser.getgroup(
+        "mha", "conformance of multi-head attention (write paths before these options)"
+    )
     several: dict[str, Any] = {"action": "extend", "nargs": "+", "metavar": "NAME", "default": []}
     group.addoption(
         "--mha-impl",
         **several,
-        help="what to check: registered names, module:object, file.py:Class, NAME=one of these, or all (default: what "
-        "other packages register; if nothing, the built-in implementations)",
+        help=(
+            "what to check: registered names, module:object, file.py:Class, NAME=one of these, or"
+            " all (default: what other packages register; if nothing, the built-in implementations)"
+        ),
     )
     group.addoption("--mha-device", **several, help="devices: cpu, cuda (default: cpu)")
     group.addoption(
         "--mha-dtype",
         **several,
-        help="dtypes; those that an implementation does not claim are skipped (default: float32 float64; float32 for "
-        "benchmarks)",
+        help=(
+            "dtypes; those that an implementation does not claim are skipped (default: float32"
+            " float64; float32 for benchmarks)"
+        ),
     )
     group.addoption(
         "--mha-profile",
@@ -61,19 +71,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how thorough: quick, default or thorough (default: default; quick for benchmarks)",
     )
     group.addoption("--mha-seed", default="0", metavar="N", help="seed of the cases (default: 0)")
-    group.addoption("--mha-strict", action="store_true", help="require the clauses of level SHOULD too")
-    group.addoption("--mha-require", **several | {"metavar": "ID"}, help="require these clauses or families too")
-    group.addoption("--mha-waivers", default=None, metavar="FILE", help="known failures to accept; see mha waive")
-    group.addoption("--mha-report", **several | {"metavar": "FILE"}, help="write reports: .html, .json or .md")
+    group.addoption(
+        "--mha-strict", action="store_true", help="require the clauses of level SHOULD too"
+    )
+    group.addoption(
+        "--mha-require", **several | {"metavar": "ID"}, help="require these clauses or families too"
+    )
+    group.addoption(
+        "--mha-waivers",
+        default=None,
+        metavar="FILE",
+        help="known failures to accept; see mha waive",
+    )
+    group.addoption(
+        "--mha-report", **several | {"metavar": "FILE"}, help="write reports: .html, .json or .md"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Run in a fork, as code that is judged may end its process; the fork goes on with the next hook."""
+    """Run in a fork, as code that is judged may end its process; the fork goes on with the next
+    hook.
+    """
     from mha.conformance.pytest_plugin.guarded import may_guard, run_in_fork
 
     judges = _has_options(config) or any(map(_is_of_ours, config.args))
-    if judges and getattr(config.option, "maxworkerrestart", "") is None:  # of pytest-xdist, not asked for
+    if (
+        judges and getattr(config.option, "maxworkerrestart", "") is None
+    ):  # of pytest-xdist, not asked for
         config.option.maxworkerrestart = str(RESTARTS)
     if not may_guard(config, judges=judges):
         return None
@@ -109,12 +134,20 @@ def _is_of_ours(argument: str) -> bool:
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect our own folders without importing them as packages, which would give them a second name."""
-    return pytest.Dir.from_parent(parent, path=path) if _is_ours(path) or _is_ours(path.parent) else None
+    """Collect our own folders without importing them as packages, which would give them a second
+    name.
+    """
+    return (
+        pytest.Dir.from_parent(parent, path=path)
+        if _is_ours(path) or _is_ours(path.parent)
+        else None
+    )
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect a module of properties as the items of its clauses; in a run of benchmarks, collect those instead."""
+    """Collect a module of properties as the items of its clauses; in a run of benchmarks, collect
+    those instead.
+    """
     if _are_benchmarks(file_path) and not parent.session.isinitpath(file_path):
         return pytest_pycollect_makemodule(file_path, parent)
     properties = file_path.parent.name == "properties" and _is_ours(file_path.parent.parent)
@@ -125,7 +158,9 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return ContractFile.from_parent(parent, path=file_path)
 
 
-def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Collector | None:
     """Collect the module of benchmarks under its own name, also if the command line names it."""
     if not _are_benchmarks(module_path):
         return None
@@ -151,7 +186,9 @@ def _is_ours(folder: Path) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let `-k MSK-1` select that clause only, and not MSK-10 too: no hook changes how `-k` matches."""
-    ours = SELECTION in config.stash or any("check_clause" in getattr(item, "fixturenames", ()) for item in items)
+    ours = SELECTION in config.stash or any(
+        "check_clause" in getattr(item, "fixturenames", ()) for item in items
+    )
     if ours and config.option.keyword:
         config.option.keyword = CLAUSE_IN_KEYWORD.sub(r"\1]", config.option.keyword)
 
@@ -174,7 +211,9 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attach the verdict to the report of its item, which pytest-xdist carries to the process that prints."""
+    """Attach the verdict to the report of its item, which pytest-xdist carries to the process that
+    prints.
+    """
     report = yield
     if call.when == "call" and VERDICT in item.stash:
         report.mha_verdict = asdict(item.stash[VERDICT])  # type: ignore[attr-defined]  # an attribute of ours
@@ -183,7 +222,9 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Generator[None]:
-    """Print the verdicts on each implementation, and why benchmarks were skipped, below everything else."""
+    """Print the verdicts on each implementation, and why benchmarks were skipped, below everything
+    else.
+    """
     yield
     if REPORT in config.stash:
         from mha.conformance.pytest_plugin.summary import summary
@@ -203,7 +244,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Gen
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Keep the verdicts on disk while the run goes on, in the process that prints; watch the others."""
+    """Keep the verdicts on disk while the run goes on, in the process that prints; watch the
+    others.
+    """
     if SELECTION not in session.config.stash:
         return
     if hasattr(session.config, "workerinput"):  # of pytest-xdist
@@ -237,7 +280,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     ended = session.exitstatus <= pytest.ExitCode.INTERNAL_ERROR
     empty = session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
     judged = chosen is not None and (ended or (empty and bool(chosen.broken)))
-    if judged and reporter is not None and not hasattr(session.config, "workerinput"):  # of pytest-xdist
+    if (
+        judged and reporter is not None and not hasattr(session.config, "workerinput")
+    ):  # of pytest-xdist
         from mha.conformance.pytest_plugin.summary import finish
 
         finish(session, reporter)

@@ -1,4 +1,6 @@
-"""Time and peak memory of every implementation that conforms: `pytest conformance --benchmark-only`."""
+"""Time and peak memory of every implementation that conforms: `pytest conformance
+--benchmark-only`.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,15 @@ from mha.conformance.results import Report, now
 from mha.implementations.process.torch_state import threads
 from mha.spec import Implementation, Problem
 
-# The clauses that keep an implementation from conforming, by its name, dtype and device: each is judged once a run.
+# The clauses that keep an implementation from conforming, by its name, dtype and device: each is
+# judged once a run.
 FAILING: pytest.StashKey[dict[tuple[str, str, str], str]] = pytest.StashKey()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a benchmark for each workload and implementation, so that those on one workload run one after another."""
+    """Make a benchmark for each workload and implementation, so that those on one workload run one
+    after another.
+    """
     chosen = selection(metafunc.config)
     workloads = [
         replace(workload, threads=count)
@@ -55,13 +60,18 @@ def id_of(workload: Workload) -> str:
 
 @pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
 def test_speed(
-    benchmark: Any, request: pytest.FixtureRequest, implementation: Implementation, workload: Workload
+    benchmark: Any,
+    request: pytest.FixtureRequest,
+    implementation: Implementation,
+    workload: Workload,
 ) -> None:
     """Time an implementation that conforms, and check its results on this workload in every round."""
     name = visible_name(implementation.name)
     if reason := workload.unclaimed(implementation):
         pytest.skip(f"{name} is not timed: {reason}")
-    if failing := failing_clauses(implementation, workload.case.dtype, workload.case.device, request.config):
+    if failing := failing_clauses(
+        implementation, workload.case.dtype, workload.case.device, request.config
+    ):
         pytest.fail(f"{name} is not timed: it does not conform ({failing})", pytrace=False)
     with threads(workload.threads):
         if reason := memory_shortage(implementation, workload):
@@ -72,8 +82,12 @@ def test_speed(
             pytest.fail(f"{name}: {failed.message}", pytrace=False)
 
 
-def record(benchmark: Any, config: pytest.Config, implementation: Implementation, workload: Workload) -> None:
-    """Time an implementation with the fixture of pytest-benchmark; raises Violation for an incorrect result."""
+def record(
+    benchmark: Any, config: pytest.Config, implementation: Implementation, workload: Workload
+) -> None:
+    """Time an implementation with the fixture of pytest-benchmark; raises Violation for an
+    incorrect result.
+    """
     problems, reference = problems_of(workload)
     runner = Runner(implementation, workload, problems)
     reference.expect(runner.with_weight_gradients(runner.run()), 0)
@@ -87,7 +101,8 @@ def record(benchmark: Any, config: pytest.Config, implementation: Implementation
 
 
 class CheckedRounds:
-    """Rounds that alternate between the inputs of two seeds, each result being checked outside the time.
+    """Rounds that alternate between the inputs of two seeds, each result being checked outside the
+    time.
 
     A result that was cached by the address of its inputs is incorrect in the next round.
     """
@@ -107,7 +122,9 @@ class CheckedRounds:
         self.runner.load(1 - self.runner.seed)
 
     def count(self, config: pytest.Config) -> int:
-        """Return how many rounds the options of pytest-benchmark ask for, going by the seconds of one."""
+        """Return how many rounds the options of pytest-benchmark ask for, going by the seconds of
+        one.
+        """
         start = perf_counter()
         self.run()
         seconds = perf_counter() - start
@@ -123,13 +140,19 @@ def problems_of(workload: Workload) -> tuple[list[Problem], Reference]:
     return problems, Reference(workload, problems)
 
 
-def failing_clauses(implementation: Implementation, dtype: str, device: str, config: pytest.Config) -> str:
-    """Return the clauses that keep an implementation from conforming, as text; empty if it conforms."""
+def failing_clauses(
+    implementation: Implementation, dtype: str, device: str, config: pytest.Config
+) -> str:
+    """Return the clauses that keep an implementation from conforming, as text; empty if it
+    conforms.
+    """
     known = config.stash.setdefault(FAILING, {})
     key = implementation.name, dtype, device
     if key not in known:
         resolved = selection(config).implementations[implementation.name]
         settings = selection(config).settings[implementation.name].at(dtype, device)
         verdicts = judge_all(resolved, settings)
-        known[key] = Report.of_run(settings, verdicts, targets={implementation.name: ""}, started=now()).failing
+        known[key] = Report.of_run(
+            settings, verdicts, targets={implementation.name: ""}, started=now()
+        ).failing
     return known[key]

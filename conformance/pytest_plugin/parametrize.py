@@ -29,23 +29,32 @@ def parametrize_with_clauses(  # noqa: PLR0913  the public options
     strict: bool = False,
     require: str | Collection[str] = (),
 ) -> pytest.MarkDecorator:
-    """Make a test for each clause, dtype and device: its argument `check_clause` judges the clause when it is called.
+    """Make a test for each clause, dtype and device: its argument `check_clause` judges the clause
+    when it is called.
 
-    A clause that is not claimed is skipped; a waived one, and a SHOULD that fails, is an expected failure. The options
-    are those of `mha.conformance.check`, which raises the same errors.
+    A clause that is not claimed is skipped; a waived one, and a SHOULD that fails, is an expected
+    failure. The options are those of `mha.conformance.check`, which raises the same errors.
 
     >>> @parametrize_with_clauses("sdpa", profile="quick", clauses="MSK", dtypes="float32")
     ... def test_attention(check_clause):
     ...     check_clause()
     """
-    given = Settings.of(profile, seed, clauses, dtypes, devices, waivers, strict=strict, require=require)
+    given = Settings.of(
+        profile, seed, clauses, dtypes, devices, waivers, strict=strict, require=require
+    )
     resolved = resolve_object(implementation)
     settings = given.of_target(resolved)
     cases = [*product(settings.devices, settings.judged_clauses, settings.dtypes)]
     return pytest.mark.parametrize(
         "check_clause",
-        [partial(_expect, resolved, clause, dtype, device, settings) for device, clause, dtype in cases],
-        ids=[f"{resolved.implementation.name}-{device}-{dtype}-{clause}" for device, clause, dtype in cases],
+        [
+            partial(_expect, resolved, clause, dtype, device, settings)
+            for device, clause, dtype in cases
+        ],
+        ids=[
+            f"{resolved.implementation.name}-{device}-{dtype}-{clause}"
+            for device, clause, dtype in cases
+        ],
     )
 
 

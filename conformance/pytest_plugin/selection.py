@@ -28,7 +28,8 @@ from mha.implementations.process.pristine import torch_changes
 class Selection:
     """What the options select.
 
-    given: the settings of the run. settings: those of each implementation, by name, which may have a table of its own.
+    given: the settings of the run. settings: those of each implementation, by name, which may have
+        a table of its own.
     implementations: by name, in order. unavailable: the registered ones that could not be loaded.
     torch_changes: as in `Report`. started: when, in UTC.
     """
@@ -42,7 +43,9 @@ class Selection:
 
     @property
     def broken(self) -> dict[str, str]:
-        """Why registered implementations could not be loaded, other than for want of something optional."""
+        """Why registered implementations could not be loaded, other than for want of something
+        optional.
+        """
         return {entry.name: entry.error for entry in self.unavailable if entry.broken}
 
     def header(self) -> list[str]:
@@ -53,8 +56,15 @@ class Selection:
             f"on: {_described(self.given)}",
             f"with: {packages}",
             *self._notes(),
-            *(f"inferred: {name}; see `mha check`" for name, each in self.implementations.items() if each.inference),
-            *(f"unavailable: {entry.name} ({entry.target}): {entry.error}" for entry in self.unavailable),
+            *(
+                f"inferred: {name}; see `mha check`"
+                for name, each in self.implementations.items()
+                if each.inference
+            ),
+            *(
+                f"unavailable: {entry.name} ({entry.target}): {entry.error}"
+                for entry in self.unavailable
+            ),
         ]
         return [visible_line(line) for line in lines]
 
@@ -74,7 +84,10 @@ class Selection:
         """Return the line that says about how long it takes to judge so many of the items."""
         claims = [each.implementation.claims for each in self.implementations.values()]
         share = items / max(1, sum(len(own.tasks) for own in self.settings.values()))
-        return f"estimate: {estimate(claims, self.given, share)} on one core, if calls are as fast as the oracle's"
+        return (
+            f"estimate: {estimate(claims, self.given, share)} on one core, if calls are as fast as"
+            " the oracle's"
+        )
 
 
 def _described(settings: Settings) -> str:
@@ -86,7 +99,9 @@ def _described(settings: Settings) -> str:
 def selection(config: pytest.Config) -> Selection:
     """Return what the options select; an invalid option ends the run with status 2."""
     if SELECTION not in config.stash:
-        atexit.register(gc.freeze)  # spares the interpreter a last garbage collection through all of torch
+        atexit.register(
+            gc.freeze
+        )  # spares the interpreter a last garbage collection through all of torch
         try:
             config.stash[SELECTION] = _select(config)
         except ValueError as error:
@@ -111,7 +126,9 @@ def _settings(config: pytest.Config) -> Settings:
     """Return the settings; before benchmarks, the default is a quick profile in the first dtype."""
     option, quick = config.option, is_benchmark_run(config)
     if not str(option.mha_seed).isdecimal():
-        raise ValueError(f"--mha-seed must be a whole number, 0 or more, but is {option.mha_seed!r}")
+        raise ValueError(
+            f"--mha-seed must be a whole number, 0 or more, but is {option.mha_seed!r}"
+        )
     if len(option.mha_seed) > len(str(SEED.most)):
         raise ValueError(f"--mha-seed must be {SEED}, but has {len(option.mha_seed)} digits")
     settings = Settings.of(
@@ -132,7 +149,10 @@ def _resolve(config: pytest.Config) -> tuple[list[Registered], list[Resolved]]:
     """Return the registered implementations if they were asked for, and those to be judged."""
     targets = [target for given in config.option.mha_impl for target in _targets(given)]
     if config.option.mha_impl and not targets:
-        raise ValueError("--mha-impl is empty; name an implementation, or leave it out to check what is registered")
+        raise ValueError(
+            "--mha-impl is empty; name an implementation, or leave it out to check what is"
+            " registered"
+        )
     registered = discover() if "all" in targets else [] if targets else _registered()
     named = [each for target in targets if target != "all" for each in resolve(target)]
     return registered, [*available(registered), *named]
@@ -144,7 +164,9 @@ def _targets(given: str) -> tuple[str, ...]:
 
 
 def _registered() -> list[Registered]:
-    """Return what other packages have registered, or the built-in implementations where there is nothing else."""
+    """Return what other packages have registered, or the built-in implementations where there is
+    nothing else.
+    """
     registered = discover()
     return [entry for entry in registered if not entry.is_built_in] or registered
 

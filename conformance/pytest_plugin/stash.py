@@ -18,7 +18,8 @@ REPORT: pytest.StashKey[Report] = pytest.StashKey()
 # What could not be written, and why the exit status is 2: the last lines of a run.
 UNWRITTEN: pytest.StashKey[list[str]] = pytest.StashKey()
 REASONS: pytest.StashKey[list[str]] = pytest.StashKey()
-# What takes the exit status of a run in a fork, its session, and what keeps its verdicts while it goes on.
+# What takes the exit status of a run in a fork, its session, and what keeps its verdicts while it
+# goes on.
 FINISH: pytest.StashKey[Callable[[int], None]] = pytest.StashKey()
 SESSION: pytest.StashKey[pytest.Session] = pytest.StashKey()
 JOURNAL: pytest.StashKey[ExitStack] = pytest.StashKey()

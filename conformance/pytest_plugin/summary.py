@@ -19,7 +19,15 @@ from mha.conformance.reports.files import save_last, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
 from mha.conformance.reports.journal import Journal, journal
 from mha.conformance.reports.terminal import matrix, needs_plain
-from mha.conformance.reports.text import WIDTH, brief, describe, summarise_report, visible, visible_line, visible_name
+from mha.conformance.reports.text import (
+    WIDTH,
+    brief,
+    describe,
+    summarise_report,
+    visible,
+    visible_line,
+    visible_name,
+)
 from mha.conformance.results import Rejections, Report, Verdict
 from mha.conformance.settings import Task
 
@@ -32,8 +40,8 @@ NARROWEST = 60
 def finish(session: pytest.Session, reporter: Any) -> None:
     """Assemble and write the report, also of an interrupted run, and set the exit status.
 
-    The status is 2 if a report cannot be written, the judge failed, nothing was judged, or a registered implementation
-    is broken; the reasons are printed last.
+    The status is 2 if a report cannot be written, the judge failed, nothing was judged, or a
+    registered implementation is broken; the reasons are printed last.
     """
     chosen = selection(session.config)
     verdicts = _verdicts(reporter, chosen)
@@ -44,7 +52,9 @@ def finish(session: pytest.Session, reporter: Any) -> None:
         unsaved = save_last(report, session.config.invocation_params.dir)
         warnings = filter(None, [write_step_summary(report), unsaved])
         session.config.stash[UNWRITTEN] = [f"mha: {visible_line(warning)}" for warning in warnings]
-    errors = [error for file in session.config.option.mha_report if (error := write(report, Path(file)))]
+    errors = [
+        error for file in session.config.option.mha_report if (error := write(report, Path(file)))
+    ]
     reasons = [*errors, *_reasons(report)]
     if reasons:
         session.config.stash[REASONS] = reasons
@@ -78,18 +88,30 @@ def _reasons(report: Report) -> Iterator[str]:
     if failed:
         clauses = ", ".join(dict.fromkeys(verdict.clause for verdict in failed))
         names = ", ".join(dict.fromkeys(visible_name(verdict.implementation) for verdict in failed))
-        yield f"the judge or an adapter failed (harness error) on {clauses} of {names}: {_end(failed[0])}"
+        yield (
+            f"the judge or an adapter failed (harness error) on {clauses} of {names}:"
+            f" {_end(failed[0])}"
+        )
     if {verdict.status for verdict in report.verdicts} == {"not_claimed"}:
         yield f"nothing was judged: {brief(report.verdicts[0])}"
     for name, error in report.broken.items():
-        yield f"the registered implementation {visible_name(name)} could not be loaded: {visible(error)}"
+        yield (
+            f"the registered implementation {visible_name(name)} could not be loaded:"
+            f" {visible(error)}"
+        )
 
 
 def _report(session: pytest.Session, chosen: Selection, verdicts: list[Verdict]) -> Report:
     """Return the report of a run; it is incomplete if the run ended early."""
-    ended_early = bool(session.shouldfail or session.shouldstop) or session.exitstatus not in COMPLETE
+    ended_early = (
+        bool(session.shouldfail or session.shouldstop) or session.exitstatus not in COMPLETE
+    )
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    tried = {report.nodeid for report in _reports(reporter) if getattr(report, "when", "collect") != "collect"}
+    tried = {
+        report.nodeid
+        for report in _reports(reporter)
+        if getattr(report, "when", "collect") != "collect"
+    }
     ended_early |= len(tried) < session.testscollected  # pytest-xdist may give up
     return _report_of(chosen, verdicts, incomplete=ended_early)
 
@@ -114,7 +136,11 @@ def _end(verdict: Verdict) -> str:
 
 def summary(config: pytest.Config) -> list[str]:
     """Return the lines that end a run: what was judged, the matrix, and the failures."""
-    chosen, report, terminal = config.stash[SELECTION], config.stash[REPORT], config.get_terminal_writer()
+    chosen, report, terminal = (
+        config.stash[SELECTION],
+        config.stash[REPORT],
+        config.get_terminal_writer(),
+    )
     width = max(NARROWEST, min(terminal.fullwidth, WIDTH))
     plain = needs_plain(sys.stdout.encoding)
     drawn = matrix(report.verdicts, width=width, color=terminal.hasmarkup, plain=plain)
@@ -128,16 +154,22 @@ def _reports(reporter: Any) -> list[Any]:
 
 
 def _verdicts(reporter: Any, chosen: Selection) -> list[Verdict]:
-    """Return the verdicts on the items that were run, in this process or in workers of pytest-xdist."""
+    """Return the verdicts on the items that were run, in this process or in workers of
+    pytest-xdist.
+    """
     reports = _reports(reporter)
-    carried = {report.nodeid: report.mha_verdict for report in reports if hasattr(report, "mha_verdict")}
+    carried = {
+        report.nodeid: report.mha_verdict for report in reports if hasattr(report, "mha_verdict")
+    }
     verdicts = [_from_dict(value) for value in carried.values()]
     for report in reports:
         ended = getattr(report, "failed", False) and report.nodeid not in carried
         if ended and (item := ITEM.search(report.nodeid)):
             implementation, device, dtype, clause = item.groups()
             resolved, task = chosen.implementations[implementation], Task(clause, dtype, device)
-            verdicts.append(stopped(resolved, task, chosen.settings[implementation], _reason(report)))
+            verdicts.append(
+                stopped(resolved, task, chosen.settings[implementation], _reason(report))
+            )
     return verdicts
 
 
@@ -165,7 +197,9 @@ class _Line:
 
 
 def _describe_failures(reporter: Any, report: Report) -> None:
-    """Set what pytest will print about each failure: not until now is it known whether another one explains it."""
+    """Set what pytest will print about each failure: not until now is it known whether another one
+    explains it.
+    """
     verdicts = {_key(verdict): verdict for verdict in report.verdicts}
     for failed in reporter.stats.get("failed", ()):
         if carried := getattr(failed, "mha_verdict", None):

@@ -22,7 +22,9 @@ TITLE = "Multi-head attention conformance: two runs compared"
 
 
 def write_changes(comparison: Comparison, file: Path) -> str:
-    """Write a comparison in the format of the file's suffix; return an error message, empty if it was written."""
+    """Write a comparison in the format of the file's suffix; return an error message, empty if it
+    was written.
+    """
     try:
         write_text(file, f"{FORMATS[file.suffix](comparison)}\n")
     except OSError as error:
@@ -56,7 +58,9 @@ def to_html(comparison: Comparison) -> str:
 
 def to_json(comparison: Comparison) -> str:
     """Return a comparison as JSON, with the verdicts of each cause."""
-    settings = [{"name": name, "before": old, "after": new} for name, old, new in comparison.settings]
+    settings = [
+        {"name": name, "before": old, "after": new} for name, old, new in comparison.settings
+    ]
     data = {
         "exit_status": comparison.exit_status,
         "before": _run(comparison.before),
@@ -76,13 +80,20 @@ def to_json(comparison: Comparison) -> str:
 
 
 # The suffixes are those of a report.
-FORMATS: dict[str, Callable[[Comparison], str]] = {".html": to_html, ".json": to_json, ".md": to_markdown}
+FORMATS: dict[str, Callable[[Comparison], str]] = {
+    ".html": to_html,
+    ".json": to_json,
+    ".md": to_markdown,
+}
 
 
 def _facts(comparison: Comparison) -> list[str]:
     """Return when both runs were, and everything that may explain a change."""
     runs = (("before", comparison.before), ("now", comparison.after))
-    return [*(f"{which}: {visible_name(_when(report))}" for which, report in runs), *notes(comparison)]
+    return [
+        *(f"{which}: {visible_name(_when(report))}" for which, report in runs),
+        *notes(comparison),
+    ]
 
 
 def _when(report: Report) -> str:
@@ -90,7 +101,17 @@ def _when(report: Report) -> str:
 
 
 def _run(report: Report) -> dict[str, Any]:
-    names = ("profile", "seed", "strict", "versions", "targets", "started", "host", "incomplete", "exit_status")
+    names = (
+        "profile",
+        "seed",
+        "strict",
+        "versions",
+        "targets",
+        "started",
+        "host",
+        "incomplete",
+        "exit_status",
+    )
     return {name: getattr(report, name) for name in names}
 
 

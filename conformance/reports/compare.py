@@ -14,7 +14,8 @@ from mha.conformance.results import Report, Verdict, status_of
 
 # All other statuses are failures.
 SATISFIED = ("pass", "waived", "unmet SHOULD", "not claimed")
-# An error or a time counts as grown if it is so many times the earlier one, and above these: error/bound, seconds.
+# An error or a time counts as grown if it is so many times the earlier one, and above these:
+# error/bound, seconds.
 FACTOR, LEAST_MARGIN, LEAST_SECONDS = 2.0, 0.05, 5.0
 
 
@@ -48,7 +49,11 @@ class Comparison:
     @property
     def fixed(self) -> list[Verdict]:
         """What failed in the earlier run, and does not fail in the later one."""
-        return [verdict for key, verdict in self._new.items() if key in self._failed_before and not _fails(verdict)]
+        return [
+            verdict
+            for key, verdict in self._new.items()
+            if key in self._failed_before and not _fails(verdict)
+        ]
 
     @property
     def still_failing(self) -> list[Verdict]:
@@ -58,7 +63,9 @@ class Comparison:
     @property
     def changed(self) -> list[Change]:
         """What has another status, though it fails in both runs or in neither."""
-        return [c for c in self._changes if not _is_unchanged(c) and _fails(c.before) == _fails(c.after)]
+        return [
+            c for c in self._changes if not _is_unchanged(c) and _fails(c.before) == _fails(c.after)
+        ]
 
     @property
     def less_accurate(self) -> list[Change]:
@@ -66,7 +73,8 @@ class Comparison:
         return [
             change
             for change in self._changes
-            if not _fails(change.after) and change.after.margin > max(LEAST_MARGIN, FACTOR * change.before.margin)
+            if not _fails(change.after)
+            and change.after.margin > max(LEAST_MARGIN, FACTOR * change.before.margin)
         ]
 
     @property
@@ -97,10 +105,14 @@ class Comparison:
 
     @property
     def exit_status(self) -> int:
-        """1 if there are new failures, else 2 if a run is incomplete or the later one is empty, else 0."""
+        """1 if there are new failures, else 2 if a run is incomplete or the later one is empty,
+        else 0.
+        """
         if self.new_failures:
             return 1
-        return 2 if self.before.incomplete or self.after.incomplete or not self.after.verdicts else 0
+        return (
+            2 if self.before.incomplete or self.after.incomplete or not self.after.verdicts else 0
+        )
 
     @cached_property
     def _old(self) -> dict[Key, Verdict]:
@@ -112,7 +124,11 @@ class Comparison:
 
     @cached_property
     def _changes(self) -> list[Change]:
-        return [Change(self._old[key], verdict) for key, verdict in self._new.items() if key in self._old]
+        return [
+            Change(self._old[key], verdict)
+            for key, verdict in self._new.items()
+            if key in self._old
+        ]
 
     @cached_property
     def _failing(self) -> list[Verdict]:
@@ -135,7 +151,9 @@ class Block:
     def heading(self) -> str:
         """The title with the count, and the number of causes if several verdicts share one."""
         causes = "one cause" if len(self.entries) == 1 else f"{len(self.entries)} causes"
-        return f"{self.title}: {self.count}" + (f", of {causes}" if len(self.entries) < self.count else "")
+        return f"{self.title}: {self.count}" + (
+            f", of {causes}" if len(self.entries) < self.count else ""
+        )
 
 
 def blocks(comparison: Comparison) -> list[Block]:
@@ -145,7 +163,10 @@ def blocks(comparison: Comparison) -> list[Block]:
         f"{_label([new])}: error/bound {old.margin:.3g} before, {new.margin:.3g} now"
         for old, new in comparison.less_accurate
     ]
-    slower = [f"{visible_name(name)}: {old:.0f} s before, {new:.0f} s now" for name, old, new in comparison.slower]
+    slower = [
+        f"{visible_name(name)}: {old:.0f} s before, {new:.0f} s now"
+        for name, old, new in comparison.slower
+    ]
     no_longer = [_label([verdict]) for verdict in comparison.no_longer_judged]
     found = [
         _block("new failures", comparison.new_failures, with_message=True),
@@ -192,7 +213,9 @@ def _counts(comparison: Comparison) -> Iterator[str]:
     for name, own in comparison.after.by_implementation.items():
         old, new = (_by_level_and_kind(tally(verdicts)) for verdicts in (before.get(name, ()), own))
         both = ((kind, count, new.get(kind, count)) for kind, count in old.items())
-        if changed := [f"{kind} {count} before, {now} now" for kind, count, now in both if count != now]:
+        if changed := [
+            f"{kind} {count} before, {now} now" for kind, count, now in both if count != now
+        ]:
             yield f"{visible_name(name)}: {'; '.join(changed)}"
 
 
@@ -207,7 +230,9 @@ def notes(comparison: Comparison) -> list[str]:
     for name, old, new in comparison.settings:
         lines.append(f"{name}: {visible_line(repr(old))} before, {visible_line(repr(new))} now")
     runs = (("first", comparison.before), ("second", comparison.after))
-    return lines + [f"INCOMPLETE: the {which} run was stopped" for which, report in runs if report.incomplete]
+    return lines + [
+        f"INCOMPLETE: the {which} run was stopped" for which, report in runs if report.incomplete
+    ]
 
 
 def _fails(verdict: Verdict) -> bool:

@@ -1,4 +1,6 @@
-"""The contract as text: a page for one clause, an index, and the whole contract as one Markdown document."""
+"""The contract as text: a page for one clause, an index, and the whole contract as one Markdown
+document.
+"""
 
 from __future__ import annotations
 
@@ -70,13 +72,17 @@ _ISSUE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)?#(?P<number>\d+)")
 
 
 def page(clause_id: str, width: int = WIDTH) -> str:
-    """Return everything about one clause as plain text of at most `width` columns; raise KeyError for an unknown id.
+    """Return everything about one clause as plain text of at most `width` columns; raise KeyError
+    for an unknown id.
 
     >>> print(page("MSK-4").partition("\\n")[0])
     MSK-4 (MUST): An all-True mask equals no mask
     """
     clause = CLAUSES[clause_id]
-    parts = [wrapped(f"{clause.id} ({clause.level}): {clause.title}", width, ""), wrapped(clause.statement, width, "")]
+    parts = [
+        wrapped(f"{clause.id} ({clause.level}): {clause.title}", width, ""),
+        wrapped(clause.statement, width, ""),
+    ]
     sections = {"Kind": f"{clause.kind.capitalize()}: {KINDS[clause.kind]}", **_sections(clause)}
     parts += [f"{heading}\n{wrapped(text, width, INDENT)}" for heading, text in sections.items()]
     parts.append(f"Tested by\n{_listing(clause)}")
@@ -84,7 +90,8 @@ def page(clause_id: str, width: int = WIDTH) -> str:
 
 
 def index(family: str | None = None, width: int = WIDTH) -> str:
-    """Return one line per clause (id, level, title, kind), grouped by family; of one family only, if given.
+    """Return one line per clause (id, level, title, kind), grouped by family; of one family only,
+    if given.
 
     >>> print(index("INC"))
     INC: Incremental decoding
@@ -98,19 +105,34 @@ def index(family: str | None = None, width: int = WIDTH) -> str:
         if family in (None, letters):
             members = [clause for clause in CLAUSES.values() if clause.family == letters]
             lines = [
-                wrapped(f"{clause.title}{_kind(clause)}", width, f"    {clause.id:<8}{clause.level:<8}", " " * 20)
+                wrapped(
+                    f"{clause.title}{_kind(clause)}",
+                    width,
+                    f"    {clause.id:<8}{clause.level:<8}",
+                    " " * 20,
+                )
                 for clause in members
             ]
-            blocks.append("\n".join([f"{letters}: {kind.title}", wrapped(kind.about, width, ""), *lines]))
+            blocks.append(
+                "\n".join([f"{letters}: {kind.title}", wrapped(kind.about, width, ""), *lines])
+            )
     return "\n\n".join(blocks)
 
 
 def document() -> str:
-    """Return the whole contract as Markdown, one section per family: the content of spec/CONTRACT.md."""
-    contents = [f"- [{letters}: {kind.title}](#{letters.lower()}). {kind.about}" for letters, kind in FAMILIES.items()]
+    """Return the whole contract as Markdown, one section per family: the content of
+    spec/CONTRACT.md.
+    """
+    contents = [
+        f"- [{letters}: {kind.title}](#{letters.lower()}). {kind.about}"
+        for letters, kind in FAMILIES.items()
+    ]
     parts = [INTRODUCTION, "## Families\n\n" + "\n".join(contents) + "\n"]
     for letters, kind in FAMILIES.items():
-        parts.append(f'<a id="{letters.lower()}"></a>\n\n## {letters}: {kind.title}\n\n{_markdown(kind.about)}\n')
+        parts.append(
+            f'<a id="{letters.lower()}"></a>\n\n## {letters}:'
+            f" {kind.title}\n\n{_markdown(kind.about)}\n"
+        )
         parts += [_entry(clause) for clause in CLAUSES.values() if clause.family == letters]
     return "\n".join(parts)
 
@@ -121,7 +143,10 @@ def _entry(clause: Clause) -> str:
     lines = [f'<a id="{clause.id.lower()}"></a>', f"### {heading}"]
     lines.append(_markdown(clause.statement))
     lines += [f"*{heading}:* {_markdown(text)}" for heading, text in _sections(clause).items()]
-    links = [f"[`{_label(each, clause)}`](../{PROPERTIES}/{each.module}.py)" for each in _properties(clause)]
+    links = [
+        f"[`{_label(each, clause)}`](../{PROPERTIES}/{each.module}.py)"
+        for each in _properties(clause)
+    ]
     lines.append(f"*Tested by:* {', '.join(links)}")
     return "\n\n".join(lines) + "\n"
 
@@ -149,7 +174,9 @@ def _properties(clause: Clause) -> tuple[Listed, ...]:
 
 def _label(tested: Listed, clause: Clause) -> str:
     """Return a property's name, with its level where that differs from the level of the clause."""
-    return tested.name if tested.level in (None, clause.level) else f"{tested.name} ({tested.level})"
+    return (
+        tested.name if tested.level in (None, clause.level) else f"{tested.name} ({tested.level})"
+    )
 
 
 def _listing(clause: Clause) -> str:
@@ -157,12 +184,18 @@ def _listing(clause: Clause) -> str:
     by_file: dict[str, list[str]] = {}
     for each in _properties(clause):
         by_file.setdefault(f"{PROPERTIES}/{each.module}.py", []).append(_label(each, clause))
-    lines = [line for file, names in by_file.items() for line in (file, *(f"    {name}" for name in names))]
+    lines = [
+        line
+        for file, names in by_file.items()
+        for line in (file, *(f"    {name}" for name in names))
+    ]
     return textwrap.indent("\n".join(lines), "    ")
 
 
 def _markdown(text: str) -> str:
-    """Return a text as Markdown: clause ids and issues become links, special characters outside code are escaped."""
+    """Return a text as Markdown: clause ids and issues become links, special characters outside
+    code are escaped.
+    """
     repository = ""
 
     def issue(match: re.Match[str]) -> str:
@@ -173,7 +206,9 @@ def _markdown(text: str) -> str:
 
     def plain(part: str) -> str:
         part = re.sub(r"([*<\\])", r"\\\1", part)
-        part = _REFERENCE.sub(lambda m: f"[{m[0]}](#{m[0].lower()})" if m[0] in CLAUSES else m[0], part)
+        part = _REFERENCE.sub(
+            lambda m: f"[{m[0]}](#{m[0].lower()})" if m[0] in CLAUSES else m[0], part
+        )
         return _ISSUE.sub(issue, part)
 
     return "".join(part if part.startswith("`") else plain(part) for part in _CODE.split(text))

@@ -1,4 +1,6 @@
-"""What does not pass, in the order in which a reader needs it: an entry for each cause, in sections."""
+"""What does not pass, in the order in which a reader needs it: an entry for each cause, in
+sections.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,11 @@ def entries(verdicts: Iterable[Verdict]) -> list[Entry]:
     """
     verdicts = list(verdicts)
     blocking = {verdict.blocked_by for verdict in verdicts if verdict.status == "blocked"}
-    listed = [verdict for verdict in verdicts if verdict.status != "blocked" and status_of(verdict) not in PASSING]
+    listed = [
+        verdict
+        for verdict in verdicts
+        if verdict.status != "blocked" and status_of(verdict) not in PASSING
+    ]
     found = [Entry(tuple(same)) for same in findings(listed)]
 
     def rank(entry: Entry) -> tuple[int, bool]:

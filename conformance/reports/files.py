@@ -11,14 +11,24 @@ from pathlib import Path
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.markdown import to_markdown
 from mha.conformance.reports.merge import updated
-from mha.conformance.reports.writing import make_ignored_folder, make_own_folder, write_own, write_text
+from mha.conformance.reports.writing import (
+    make_ignored_folder,
+    make_own_folder,
+    write_own,
+    write_text,
+)
 from mha.conformance.results import Report
 
 # A format is a row here; the help of `mha` and of the pytest plugin lists the suffixes.
-FORMATS: dict[str, Callable[[Report], str]] = {".html": to_html, ".json": Report.to_json, ".md": to_markdown}
+FORMATS: dict[str, Callable[[Report], str]] = {
+    ".html": to_html,
+    ".json": Report.to_json,
+    ".md": to_markdown,
+}
 # What `mha report`, `mha replay` and `mha waive` read by default.
 LAST = Path(".mha") / "last.json"
-# The reports that were the last ones before it, by when they were replaced, and how many of them are kept.
+# The reports that were the last ones before it, by when they were replaced, and how many of them
+# are kept.
 HISTORY, KEPT = Path(".mha") / "history", 10
 
 
@@ -33,11 +43,17 @@ def suffixes(formats: Collection[str] = tuple(FORMATS)) -> str:
 
 
 def validate_file(file: Path, option: str) -> None:
-    """Raise ValueError, in one line, for a file to which no report can be written; option: where it was given."""
+    """Raise ValueError, in one line, for a file to which no report can be written; option: where it
+    was given.
+    """
     if file.suffix not in FORMATS:
-        raise ValueError(f"{option} takes a file name that ends in {suffixes()}, but was given {str(file)!r}")
+        raise ValueError(
+            f"{option} takes a file name that ends in {suffixes()}, but was given {str(file)!r}"
+        )
     if not file.resolve().parent.is_dir():
-        raise ValueError(f"{str(file)!r} cannot be written, since there is no folder {str(file.parent)!r}")
+        raise ValueError(
+            f"{str(file)!r} cannot be written, since there is no folder {str(file.parent)!r}"
+        )
 
 
 def render(report: Report, suffix: str) -> str:
@@ -46,20 +62,26 @@ def render(report: Report, suffix: str) -> str:
 
 
 def write(report: Report, file: Path) -> str:
-    """Write the report in the format of the file's suffix; return an error message, empty if it was written."""
+    """Write the report in the format of the file's suffix; return an error message, empty if it was
+    written.
+    """
     try:
         write_text(file, render(report, file.suffix))
     except OSError as error:
-        return f"the report cannot be written to {str(file)!r}: {error.strerror}; its results are printed above"
+        return (
+            f"the report cannot be written to {str(file)!r}: {error.strerror}; its results are"
+            " printed above"
+        )
     return ""
 
 
 def save_last(report: Report, folder: Path) -> str:
-    """Save a report as that of the last run in a folder, if the folder can be written to; return a warning, or "".
+    """Save a report as that of the last run in a folder, if the folder can be written to; return a
+    warning, or "".
 
-    A narrower run updates the last report; one that is replaced is kept in `HISTORY`, with a few before it.
-    No link is written through, and nothing in an earlier report says where a file is written: its folder may be one
-    that someone else has prepared.
+    A narrower run updates the last report; one that is replaced is kept in `HISTORY`, with a few
+    before it. No link is written through, and nothing in an earlier report says where a file is
+    written: its folder may be one that someone else has prepared.
     """
     from mha.conformance.reports.journal import recover  # which saves what it finds by this module
 
@@ -78,7 +100,9 @@ def save_last(report: Report, folder: Path) -> str:
 
 
 def _keep(last: Report, history: Path) -> str:
-    """Keep a report that is replaced, by the time of that, with a few before it; return a warning, or ""."""
+    """Keep a report that is replaced, by the time of that, with a few before it; return a warning,
+    or "".
+    """
     replaced = datetime.now(UTC).isoformat(timespec="microseconds")
     try:
         make_own_folder(history)
@@ -91,8 +115,14 @@ def _keep(last: Report, history: Path) -> str:
 
 
 def _warning(error: OSError) -> str:
-    """Return what to say where a run is not saved: that of a folder that cannot be written is no news."""
-    return f"the run is not saved in {error.filename!r}: {error.strerror}" if error.errno == ELOOP else ""
+    """Return what to say where a run is not saved: that of a folder that cannot be written is no
+    news.
+    """
+    return (
+        f"the run is not saved in {error.filename!r}: {error.strerror}"
+        if error.errno == ELOOP
+        else ""
+    )
 
 
 def _read_if_any(file: Path) -> Report | None:
@@ -103,9 +133,13 @@ def _read_if_any(file: Path) -> Report | None:
 
 
 def read(file: Path) -> Report:
-    """Read a report; raises ValueError, in one line, for a file that cannot be read or is not a report."""
+    """Read a report; raises ValueError, in one line, for a file that cannot be read or is not a
+    report.
+    """
     if file == LAST:
-        from mha.conformance.reports.journal import recover  # which saves what it finds by this module
+        from mha.conformance.reports.journal import (
+            recover,
+        )  # which saves what it finds by this module
 
         recover(Path())
     if file == LAST and not file.exists():

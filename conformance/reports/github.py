@@ -20,7 +20,9 @@ def runner_annotations(report: Report) -> list[str]:
 
 
 def write_step_summary(report: Report) -> str:
-    """Add the report to the summary of the step, where GitHub Actions asks for one; return a warning, or ""."""
+    """Add the report to the summary of the step, where GitHub Actions asks for one; return a
+    warning, or "".
+    """
     file = os.environ.get("GITHUB_STEP_SUMMARY")
     try:
         if file:
@@ -32,21 +34,28 @@ def write_step_summary(report: Report) -> str:
 
 
 def workflow_commands(report: Report) -> Iterator[str]:
-    """Yield a workflow command for each failure: an error, or a notice if it is waived or an unmet SHOULD.
+    """Yield a workflow command for each failure: an error, or a notice if it is waived or an unmet
+    SHOULD.
 
-    The runner shows only the first few of a step, so the most severe come first. A notice with the verdict follows
-    for each implementation that has any failure.
+    The runner shows only the first few of a step, so the most severe come first. A notice with the
+    verdict follows for each implementation that has any failure.
     """
     grouped = report.by_implementation
     failures = {name: [v for v in own if v.status in LISTED] for name, own in grouped.items()}
     for verdict in sorted((verdict for own in failures.values() for verdict in own), key=severity):
-        title = f"{verdict.clause} {visible_name(verdict.implementation)} {visible_name(verdict.dtype)}"
+        title = (
+            f"{verdict.clause} {visible_name(verdict.implementation)} {visible_name(verdict.dtype)}"
+        )
         message = f"{brief(verdict)} ({visible(verdict.case)})" if verdict.case else brief(verdict)
         kind = "error" if is_failure(verdict) else "notice"
         yield _command(kind, f"{title}: {CLAUSES[verdict.clause].title}", message)
     for name, own in grouped.items():
         if failures[name]:
-            yield _command("notice", f"{visible_name(name)}: {outcome(own)}", visible(sentence_of(report, name)))
+            yield _command(
+                "notice",
+                f"{visible_name(name)}: {outcome(own)}",
+                visible(sentence_of(report, name)),
+            )
 
 
 def _command(kind: str, title: str, message: str) -> str:

@@ -39,7 +39,15 @@ from mha.conformance.results import Report, Verdict, status_of
 from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Clause
 
 # The CSS class of each sign.
-CLASSES = {"!": "error", "✗": "fail", "b": "blocked", "w": "waived", "s": "unmet", "✓": "pass", "-": "unclaimed"}
+CLASSES = {
+    "!": "error",
+    "✗": "fail",
+    "b": "blocked",
+    "w": "waived",
+    "s": "unmet",
+    "✓": "pass",
+    "-": "unclaimed",
+}
 # The plot of error/bound: where its logarithmic scale begins, and its width.
 LEAST_MARGIN, WIDTH = 1e-3, 300
 # The verdicts on each implementation, under the name that the page shows.
@@ -47,7 +55,9 @@ ByName = Mapping[str, Sequence[Verdict]]
 
 
 class Section(NamedTuple):
-    """A further section of the page; id: of its heading. html: its body, with all text in it escaped."""
+    """A further section of the page; id: of its heading. html: its body, with all text in it
+    escaped.
+    """
 
     title: str
     id: str
@@ -81,7 +91,9 @@ def to_html(report: Report, sections: Sequence[Section] = ()) -> str:
         css=_resource("page.css"),
         script=_resource("page.js"),
         data=_in_script(json.dumps(data)),
-        report=_in_script(json.dumps(json.loads(report.to_json()))),  # in one line, as the page is long
+        report=_in_script(
+            json.dumps(json.loads(report.to_json()))
+        ),  # in one line, as the page is long
     )
 
 
@@ -95,7 +107,9 @@ def _resource(name: str) -> str:
 
 
 def _by_name(report: Report) -> dict[str, list[Verdict]]:
-    """Return the verdicts on each implementation; names that look alike once they are cut get a number."""
+    """Return the verdicts on each implementation; names that look alike once they are cut get a
+    number.
+    """
     named: dict[str, list[Verdict]] = {}
     for name, own in report.by_implementation.items():
         label, number = visible_name(name), 2
@@ -110,7 +124,9 @@ def _outcome(report: Report, by_name: ByName) -> str:
     count = f"{len(conforming)} of {len(by_name)} implementations conform"
     if partly := sum(tally(own).few_judged for own in conforming):
         count += f", {partly} of them where judged"
-    sentences = [f"INCOMPLETE: the run was stopped. So far, {count}." if report.incomplete else f"{count}."]
+    sentences = [
+        f"INCOMPLETE: the run was stopped. So far, {count}." if report.incomplete else f"{count}."
+    ]
     for name, why in report.broken.items():
         sentences.append(f"{visible_name(name)} could not be loaded: {visible_line(why)}.")
     sentences += [f"{describe_changes(report.torch_changes)}."] if report.torch_changes else []
@@ -150,14 +166,21 @@ def _families(by_name: ByName) -> Iterator[dict[str, Any]]:
         for verdict in own:
             cells.setdefault(verdict.clause, {}).setdefault(name, []).append(verdict)
     for letters, family in FAMILIES.items():
-        clauses = [clause for clause in CLAUSES.values() if clause.family == letters and clause.id in cells]
+        clauses = [
+            clause for clause in CLAUSES.values() if clause.family == letters and clause.id in cells
+        ]
         if clauses:
-            rows = [_clause_row(clause, [cells[clause.id].get(name, []) for name in by_name]) for clause in clauses]
+            rows = [
+                _clause_row(clause, [cells[clause.id].get(name, []) for name in by_name])
+                for clause in clauses
+            ]
             yield {"letters": letters, "title": family.title, "rows": rows}
 
 
 def _clause_row(clause: Clause, members: Sequence[Sequence[Verdict]]) -> dict[str, Any]:
-    """Return the row of a clause in the matrix; members: the verdicts of each implementation, in order."""
+    """Return the row of a clause in the matrix; members: the verdicts of each implementation, in
+    order.
+    """
     signs = [cell_of(verdicts).sign if verdicts else "" for verdicts in members]
     passes = set(signs) <= {"✓", "-", ""}
     about = {"id": clause.id, "title": clause.title, "level": clause.level, "kind": clause.kind}
@@ -168,7 +191,9 @@ def _clauses(report: Report) -> dict[str, dict[str, str]]:
     """Return what the page says about each clause that was judged."""
     fields = ("id", "level", "kind", "title", "statement", "why", "fix", "differs", "source")
     judged = {verdict.clause for verdict in report.verdicts}
-    return {id: {name: getattr(CLAUSES[id], name) for name in fields} for id in CLAUSES if id in judged}
+    return {
+        id: {name: getattr(CLAUSES[id], name) for name in fields} for id in CLAUSES if id in judged
+    }
 
 
 def _evidence(by_name: ByName) -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -208,7 +233,9 @@ def _details(verdict: Verdict) -> dict[str, Any]:
 
 def _rejected(verdict: Verdict) -> str:
     counts = verdict.rejections.items()
-    return ", ".join(f"{visible_name(name)} {count.rejected} of {count.tried}" for name, count in counts)
+    return ", ".join(
+        f"{visible_name(name)} {count.rejected} of {count.tried}" for name, count in counts
+    )
 
 
 def _failures(report: Report, by_name: ByName) -> list[dict[str, Any]]:
@@ -237,7 +264,9 @@ def _finding(label: str, same: Sequence[Verdict], target: str) -> dict[str, str]
     first, cause = same[0], visible_line(cause_of(same))
     case = visible_line(first.case or "")
     quoted = f'"{case}"' if not set(case) & set('"$`\\!') else shlex.quote(case)
-    command = f"mha replay {quoted} --clause {first.clause} --impl {shlex.quote(visible_name(target))}"
+    command = (
+        f"mha replay {quoted} --clause {first.clause} --impl {shlex.quote(visible_name(target))}"
+    )
     return {
         "heading": cause or f"{first.clause} {CLAUSES[first.clause].title}",
         "link": f"#{quote(f'{label}/{first.clause}')}",
@@ -253,7 +282,11 @@ def _finding(label: str, same: Sequence[Verdict], target: str) -> dict[str, str]
 def _margins(name: str, own: Sequence[Verdict]) -> Iterator[dict[str, Any]]:
     """Yield for each dtype and device the spread of error/bound over the clauses that pass."""
     for dtype, device in dict.fromkeys((verdict.dtype, verdict.device) for verdict in own):
-        passing = [v for v in own if (v.dtype, v.device, v.status) == (dtype, device, "pass") and v.margin > 0]
+        passing = [
+            v
+            for v in own
+            if (v.dtype, v.device, v.status) == (dtype, device, "pass") and v.margin > 0
+        ]
         if passing:
             margins = [verdict.margin for verdict in passing]
             values = {"low": min(margins), "median": median(margins), "high": max(margins)}
@@ -273,7 +306,9 @@ def _position(margin: float) -> str:
 
 
 def _unclaimed(by_name: ByName) -> dict[str, dict[str, list[str]]]:
-    """Return the clauses that each implementation does not claim, by the reason, the most frequent first."""
+    """Return the clauses that each implementation does not claim, by the reason, the most frequent
+    first.
+    """
     grouped: dict[str, dict[str, list[str]]] = {}
     for name, own in by_name.items():
         for verdict in own:
@@ -282,4 +317,7 @@ def _unclaimed(by_name: ByName) -> dict[str, dict[str, list[str]]]:
                 clauses = reasons.setdefault(visible(verdict.message), [])
                 if verdict.clause not in clauses:
                     clauses.append(verdict.clause)
-    return {name: dict(sorted(each.items(), key=lambda entry: -len(entry[1]))) for name, each in grouped.items()}
+    return {
+        name: dict(sorted(each.items(), key=lambda entry: -len(entry[1])))
+        for name, each in grouped.items()
+    }

@@ -1,7 +1,8 @@
-"""The verdicts of a run while it runs, on disk one by one: a run whose process is ended loses none of them.
+"""The verdicts of a run while it runs, on disk one by one: a run whose process is ended loses none
+of them.
 
-A journal is a file of lines of JSON: the report without verdicts, and then each verdict, as one to be judged (its
-message says that judging did not end) and again as it was reached.
+A journal is a file of lines of JSON: the report without verdicts, and then each verdict, as one to
+be judged (its message says that judging did not end) and again as it was reached.
 """
 
 from __future__ import annotations
@@ -40,14 +41,18 @@ class Journal:
 
     def _write(self, data: object) -> None:
         if self.file:
-            with suppress(OSError, ValueError):  # a full disk; `mha` says so when it writes the report
+            with suppress(
+                OSError, ValueError
+            ):  # a full disk; `mha` says so when it writes the report
                 self.file.write(json.dumps(data) + "\n")
                 self.file.flush()
 
 
 @contextmanager
 def journal(folder: Path) -> Iterator[Journal]:
-    """Keep a journal in a folder for as long as the block lasts; it is left where the block ends in an error."""
+    """Keep a journal in a folder for as long as the block lasts; it is left where the block ends in
+    an error.
+    """
     place = (folder / LAST.parent).absolute() / NAMES.replace("*", f"{os.getpid()}-{token_hex(4)}")
     file = None
     with suppress(OSError):
@@ -61,7 +66,9 @@ def journal(folder: Path) -> Iterator[Journal]:
 
 
 def recover(folder: Path) -> list[Report]:
-    """Save the reports of runs that were ended before they could, and return them; no link is followed."""
+    """Save the reports of runs that were ended before they could, and return them; no link is
+    followed.
+    """
     found: list[Report] = []
     place = folder / LAST.parent
     for file in sorted(place.glob(NAMES)) if not place.is_symlink() else ():
@@ -81,14 +88,18 @@ def recover(folder: Path) -> list[Report]:
 
 
 def _read(file: Path) -> Report:
-    """Return the report of a journal; raises ValueError for what is none. Its last line may be cut off."""
+    """Return the report of a journal; raises ValueError for what is none. Its last line may be cut
+    off.
+    """
     first, *lines = file.read_text(encoding="utf-8").splitlines() or [""]
     report = Report.from_json(first)
     verdicts: dict[tuple[str, ...], Verdict] = {}
     for line in lines:
         with suppress(ValueError, RecursionError):
             verdict = read_verdict(json.loads(line))
-            verdicts[verdict.implementation, verdict.clause, verdict.dtype, verdict.device] = verdict
+            verdicts[verdict.implementation, verdict.clause, verdict.dtype, verdict.device] = (
+                verdict
+            )
     return replace(report, verdicts=tuple(verdicts.values()))
 
 

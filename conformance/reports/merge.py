@@ -1,4 +1,6 @@
-"""Several reports as one: the shards of a run, the runs of a campaign, and a run that updates an earlier one."""
+"""Several reports as one: the shards of a run, the runs of a campaign, and a run that updates an
+earlier one.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +17,42 @@ Key = tuple[str, str, str, str]
 SETTINGS = ("profile", "seed", "seeds", "strict", "versions")
 # A verdict with one of these names no seeds.
 QUIET = ("pass", "not_claimed")
-# From the worst status to the best. A waiver that one seed needs is not stale, though another finds nothing to waive.
+# From the worst status to the best. A waiver that one seed needs is not stale, though another finds
+# nothing to waive.
 RANKS = [status for status in SIGNS if status != "stale waiver"]
 RANKS.insert(RANKS.index("waived") + 1, "stale waiver")
 NONE = Rejections(0, 0)
 
 
 def merge(reports: Iterable[Report], *, across_seeds: bool = False) -> Report:
-    """Return the shards of one run as one report, in the order of the contract; of many, one is held at a time.
+    """Return the shards of one run as one report, in the order of the contract; of many, one is
+    held at a time.
 
-    across_seeds: they may also be runs with different seeds. A verdict is then the worst of its clause, implementation,
-    dtype and device, with the smallest case among the worst; it says which seeds gave it, and its cases, seconds and
-    rejections are sums.
-    Raises ValueError for other reports: they differ in the profile, the seed or a version, or have different verdicts
-    of one seed on the same clause, implementation, dtype and device.
+    across_seeds: they may also be runs with different seeds. A verdict is then the worst of its
+        clause, implementation, dtype and device, with the smallest case among the worst; it says
+        which seeds gave it, and its cases, seconds and rejections are sums.
+    Raises ValueError for other reports: they differ in the profile, the seed or a version, or have
+        different verdicts of one seed on the same clause, implementation, dtype and device.
     """
     merged = _Merged()
     for report in reports:
         first = merged.first or report
         for name, mine, theirs in setting_changes(first, report):
             if not (across_seeds and name in ("seed", "seeds")):
-                raise ValueError(f"not shards of one run: {name} is {mine!r} in one and {theirs!r} in another")
+                raise ValueError(
+                    f"not shards of one run: {name} is {mine!r} in one and {theirs!r} in another"
+                )
         merged.add(report)
     return merged.report()
 
 
 def updated(last: Report, report: Report) -> Report:
-    """Return the last report with the verdicts of a narrower run in the place of its own, and when the first began.
+    """Return the last report with the verdicts of a narrower run in the place of its own, and when
+    the first began.
 
-    Narrower are fewer clauses, of the same targets and with the same profile, seed, strictness and versions; verdicts
-    in dtypes and on devices that the last report does not have are left out. Otherwise, the new report is returned.
+    Narrower are fewer clauses, of the same targets and with the same profile, seed, strictness and
+    versions; verdicts in dtypes and on devices that the last report does not have are left out.
+    Otherwise, the new report is returned.
     """
     old, new = ({key_of(verdict): verdict for verdict in each.verdicts} for each in (last, report))
     if not _is_narrower(report, last) or not old.keys() & new.keys():
@@ -69,11 +77,15 @@ def setting_changes(before: Report, after: Report) -> Iterator[tuple[str, object
 
 def _is_narrower(report: Report, last: Report) -> bool:
     same = not any(setting_changes(last, report)) and report.targets.items() <= last.targets.items()
-    return same and {verdict.clause for verdict in report.verdicts} < {verdict.clause for verdict in last.verdicts}
+    return same and {verdict.clause for verdict in report.verdicts} < {
+        verdict.clause for verdict in last.verdicts
+    }
 
 
 def _assembled(base: Report, verdicts: Iterable[Verdict], torch_changes: Iterable[str]) -> Report:
-    """Return a report with verdicts of several, settled again: another report may have, or had, what explains one."""
+    """Return a report with verdicts of several, settled again: another report may have, or had,
+    what explains one.
+    """
     singly = [settled([verdict])[0] for verdict in verdicts]
     changes = tuple(dict.fromkeys(torch_changes))
     return replace(base, verdicts=settled(_ordered(singly)), torch_changes=changes)
@@ -95,7 +107,9 @@ class _Merged:
         self.changes: dict[str, None] = {}
 
     def add(self, report: Report) -> None:
-        """Add a report; raises ValueError where it disagrees with an earlier one about the same seed."""
+        """Add a report; raises ValueError where it disagrees with an earlier one about the same
+        seed.
+        """
         self.first = self.first or replace(report, verdicts=())
         self.seeds |= set(report.all_seeds)
         self.targets |= report.targets
@@ -106,7 +120,10 @@ class _Merged:
         self.changes |= dict.fromkeys(report.torch_changes)
         for verdict in report.verdicts:
             # On its own, since another report may have what explains it.
-            self._add(replace(settled([verdict])[0], seeds=verdict.seeds or report.all_seeds), set(report.all_seeds))
+            self._add(
+                replace(settled([verdict])[0], seeds=verdict.seeds or report.all_seeds),
+                set(report.all_seeds),
+            )
 
     def _add(self, verdict: Verdict, seeds: set[int]) -> None:
         key = key_of(verdict)
@@ -118,8 +135,8 @@ class _Merged:
             self.seeds_of[key] |= seeds
         elif replace(known, seconds=verdict.seconds) != verdict:
             raise ValueError(
-                f"not shards of one run: they disagree about {verdict.clause} for {subject(verdict)}; "
-                "to compare two runs, leave out --merge"
+                f"not shards of one run: they disagree about {verdict.clause} for"
+                f" {subject(verdict)}; to compare two runs, leave out --merge"
             )
 
     def report(self) -> Report:
@@ -137,7 +154,10 @@ class _Merged:
             started=self.started,
             host=", ".join(self.hosts),
         )
-        named = (v if several and v.status not in QUIET else replace(v, seeds=()) for v in self.verdicts.values())
+        named = (
+            v if several and v.status not in QUIET else replace(v, seeds=())
+            for v in self.verdicts.values()
+        )
         return _assembled(base, named, self.changes)
 
 
@@ -146,7 +166,12 @@ def _worst(one: Verdict, other: Verdict) -> Verdict:
 
     def rank(verdict: Verdict) -> tuple[int, bool, int, int]:
         case = len(verdict.case or "")
-        return RANKS.index(status_of(verdict)), verdict.blocked_by is not None, case, verdict.seeds[0]
+        return (
+            RANKS.index(status_of(verdict)),
+            verdict.blocked_by is not None,
+            case,
+            verdict.seeds[0],
+        )
 
     worse, better = sorted((one, other), key=rank)
     same = rank(worse)[:2] == rank(better)[:2]
@@ -164,7 +189,9 @@ def _worst(one: Verdict, other: Verdict) -> Verdict:
 
 
 def _ordered(verdicts: Collection[Verdict]) -> tuple[Verdict, ...]:
-    """Return the verdicts by implementation, device and dtype, each in order of appearance, then by clause."""
+    """Return the verdicts by implementation, device and dtype, each in order of appearance, then by
+    clause.
+    """
     names = _places(verdict.implementation for verdict in verdicts)
     devices = _places(verdict.device for verdict in verdicts)
     dtypes = _places(verdict.dtype for verdict in verdicts)

@@ -17,7 +17,8 @@ from mha.spec.clauses import CLAUSES, KINDS, Kind
 
 # How many clauses are named; the entries above have the others.
 MOST_NAMED = 6
-# Of invalid input that is accepted, how many kinds are described; and of one cause, how many clauses are named.
+# Of invalid input that is accepted, how many kinds are described; and of one cause, how many
+# clauses are named.
 MOST_EXPLAINED = 2
 # What joins two defects in a diagnosis.
 PAIR = ", and "
@@ -41,10 +42,16 @@ def sentence(verdicts: Sequence[Verdict], not_covered: Collection[str] = ()) -> 
     others = [verdict for verdict in verdicts if verdict.status != "harness_error"]
     counted = tally(others)
     if broken:
-        fault = f"COULD NOT BE JUDGED on {_named(broken)}: a fault of mha-conformance, not of what it judges."
+        fault = (
+            f"COULD NOT BE JUDGED on {_named(broken)}: a fault of mha-conformance, not of what it"
+            " judges."
+        )
         return f"{fault} Otherwise: {sentence(others, not_covered)}" if counted.judged else fault
     if not counted.judged:
-        return f"{outcome(verdicts)}: {'; '.join(dict.fromkeys(verdict.message for verdict in verdicts))}."
+        return (
+            f"{outcome(verdicts)}:"
+            f" {'; '.join(dict.fromkeys(verdict.message for verdict in verdicts))}."
+        )
     return _judged(verdicts, counted, not_covered)
 
 
@@ -109,7 +116,10 @@ def _wrong(wrong: Sequence[Verdict], counted: Tally) -> Iterator[str]:
     if conduct:
         number = len(_clauses(conduct))
         fails = "fails" if number == 1 else "fail"
-        yield f"{number} of {counted.must['conduct'].judged} clauses of conduct {fails} ({_named(conduct)})"
+        yield (
+            f"{number} of {counted.must['conduct'].judged} clauses of conduct {fails}"
+            f" ({_named(conduct)})"
+        )
     for clause in _clauses(refusals):
         yield f"it accepts {CLAUSES[clause].accepts} ({clause})"
 
@@ -127,8 +137,16 @@ def _cause(wrong: Sequence[Verdict]) -> str:
         names, unnamed = _first_few(clauses), len(groups) - named
         if named == len(groups):
             return f" ({names}), {named} causes"
-        return f" ({names}), {_counted(named, 'cause')} named, {unnamed} more unexplained" if named else f" ({names})"
-    names = ", ".join(clauses) if len(clauses) <= MOST_EXPLAINED else f"{clauses[0]} and {len(clauses) - 1} more"
+        return (
+            f" ({names}), {_counted(named, 'cause')} named, {unnamed} more unexplained"
+            if named
+            else f" ({names})"
+        )
+    names = (
+        ", ".join(clauses)
+        if len(clauses) <= MOST_EXPLAINED
+        else f"{clauses[0]} and {len(clauses) - 1} more"
+    )
     if len(clauses) == 1:
         return f" ({names}): {diagnosis}"
     return f" ({names}), {'two causes' if PAIR in diagnosis else 'one cause'}: {diagnosis}"
@@ -144,7 +162,11 @@ def _remarks(verdicts: Sequence[Verdict]) -> Iterator[str]:
     if waived:
         yield f"Waived: {_named(waived)}."
     causes = {verdict.diagnosis for verdict in verdicts if is_failure(verdict)} - {""}
-    unmet = [verdict for verdict in verdicts if status_of(verdict) == "unmet SHOULD" and verdict.status != "blocked"]
+    unmet = [
+        verdict
+        for verdict in verdicts
+        if status_of(verdict) == "unmet SHOULD" and verdict.status != "blocked"
+    ]
     yield from _advice(_clauses([verdict for verdict in unmet if verdict.diagnosis not in causes]))
 
 

@@ -43,7 +43,9 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """The sign and the number of clauses; the sign alone for a pass and for what is not claimed."""
+        """The sign and the number of clauses; the sign alone for a pass and for what is not
+        claimed.
+        """
         return self.sign if self.status in ("pass", "not claimed") else f"{self.sign}{self.clauses}"
 
 
@@ -53,7 +55,9 @@ def legend(signs: Collection[str]) -> list[str]:
 
 
 def is_failure(verdict: Verdict) -> bool:
-    """Return whether a verdict keeps the implementation from conforming, or the judge failed to reach it."""
+    """Return whether a verdict keeps the implementation from conforming, or the judge failed to
+    reach it.
+    """
     return verdict.status == "harness_error" or not verdict.conforms
 
 
@@ -72,7 +76,9 @@ def by_family(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
 
 
 def conforms(verdicts: Collection[Verdict]) -> bool:
-    """Return whether an implementation with these verdicts conforms; it does not where nothing was judged."""
+    """Return whether an implementation with these verdicts conforms; it does not where nothing was
+    judged.
+    """
     judged = any(verdict.status != "not_claimed" for verdict in verdicts)
     return judged and not any(is_failure(verdict) for verdict in verdicts)
 
@@ -91,9 +97,11 @@ def outcome(verdicts: Collection[Verdict]) -> str:
 
 
 def severity(verdict: Verdict) -> tuple[int, int, bool, bool, int]:
-    """Return a sort key: what keeps an implementation from conforming comes first, and there incorrect answers.
+    """Return a sort key: what keeps an implementation from conforming comes first, and there
+    incorrect answers.
 
-    Of these, a diagnosed failure comes first, and a clause about a whole result, which any defect violates, last.
+    Of these, a diagnosed failure comes first, and a clause about a whole result, which any defect
+    violates, last.
     """
     sign, clause = SIGNS[status_of(verdict)][0], CLAUSES[verdict.clause]
     signs, kinds = list(dict(SIGNS.values())), list(KINDS)
@@ -102,7 +110,8 @@ def severity(verdict: Verdict) -> tuple[int, int, bool, bool, int]:
 
 
 def findings(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
-    """Return verdicts in groups, the most severe first: those with one diagnosis, and otherwise those of one clause.
+    """Return verdicts in groups, the most severe first: those with one diagnosis, and otherwise
+    those of one clause.
 
     A group is about one implementation; the verdicts of a clause have the same status.
 
@@ -126,7 +135,9 @@ def _most_telling_first(same: list[Verdict]) -> list[Verdict]:
 
 
 def cause_of(verdicts: Collection[Verdict]) -> str:
-    """Return the diagnosis that a group of findings shares, with the clauses that it explains; empty without one."""
+    """Return the diagnosis that a group of findings shares, with the clauses that it explains;
+    empty without one.
+    """
     clauses = list(dict.fromkeys(verdict.clause for verdict in verdicts))
     diagnosis = next(iter(verdicts)).diagnosis
     if not diagnosis or len(clauses) == 1:
@@ -148,11 +159,12 @@ class Count:
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """The clauses of an implementation, each counted once for all dtypes and devices, by its worst verdict.
+    """The clauses of an implementation, each counted once for all dtypes and devices, by its worst
+    verdict.
 
-    must, should: those that were judged, by kind; a MAY that is claimed, and a SHOULD that is required, count as a
-    MUST. unjudged: how many were not judged, since they are not claimed or blocked, by the reason, the most frequent
-    first.
+    must, should: those that were judged, by kind; a MAY that is claimed, and a SHOULD that is
+    required, count as a MUST. unjudged: how many were not judged, since they are not claimed or
+    blocked, by the reason, the most frequent first.
     """
 
     must: dict[Kind, Count]
@@ -175,7 +187,9 @@ class Tally:
         return 2 * self.judged < self.clauses
 
     def __str__(self) -> str:
-        """Return the counts, as in "answers 57 of 58; refusals 2 of 3; SHOULD: answers 4 of 5, conduct 1 of 1"."""
+        """Return the counts, as in "answers 57 of 58; refusals 2 of 3; SHOULD: answers 4 of 5,
+        conduct 1 of 1".
+        """
         parts = [f"{kind} {count}" for kind, count in self.must.items()]
         recommended = ", ".join(f"{kind} {count}" for kind, count in self.should.items())
         return "; ".join([*parts, f"SHOULD: {recommended}"] if recommended else parts)
@@ -192,7 +206,9 @@ def tally(verdicts: Iterable[Verdict]) -> Tally:
     by_clause: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         by_clause.setdefault(verdict.clause, []).append(verdict)
-    worst = [min(own, key=severity) for own in by_clause.values()]  # "not claimed" is the least severe
+    worst = [
+        min(own, key=severity) for own in by_clause.values()
+    ]  # "not claimed" is the least severe
     judged = [verdict for verdict in worst if verdict.status not in UNJUDGED]
     reasons = Counter(_reason(v, by_clause[v.clause]) for v in worst if v.status in UNJUDGED)
     return Tally(
@@ -211,7 +227,9 @@ def _counts(verdicts: Iterable[Verdict]) -> dict[Kind, Count]:
 
 
 def _reason(worst: Verdict, verdicts: Collection[Verdict]) -> str:
-    """Return in a word or two why a clause was not judged: the claim that is missing, where it is one."""
+    """Return in a word or two why a clause was not judged: the claim that is missing, where it is
+    one.
+    """
     if worst.blocked_by:
         return f"blocked by {worst.blocked_by}"
     own = [verdict for verdict in verdicts if verdict.topic != OTHER_DTYPES]
@@ -220,5 +238,9 @@ def _reason(worst: Verdict, verdicts: Collection[Verdict]) -> str:
 
 
 def total_rejections(verdicts: Iterable[Verdict]) -> Rejections:
-    """Return how often the cases rejected a known-bad answer, over all clauses and all known-bad answers."""
-    return sum((count for verdict in verdicts for count in verdict.rejections.values()), Rejections(0, 0))
+    """Return how often the cases rejected a known-bad answer, over all clauses and all known-bad
+    answers.
+    """
+    return sum(
+        (count for verdict in verdicts for count in verdict.rejections.values()), Rejections(0, 0)
+    )

@@ -25,7 +25,8 @@ WIDTH, LABEL_WIDTH = 110, 11
 INDENT = " " * 4
 # A tensor as scripts name it: of the call with this number.
 NUMBERED = re.compile(
-    r"\b(?P<name>output|weights|query|key|value|mask)_(?P<number>\d+)(?P<index>(\.grad)?(\[[-\d, :.]*\])?)"
+    r"\b(?P<name>output|weights|query|key|value|mask)_(?P<number>\d+)(?P<index>(\.grad)?(\[[-\d,"
+    r" :.]*\])?)"
 )
 # How a level reads beside a failure.
 LEVELS = {"MAY": "MAY, and claimed"}
@@ -43,7 +44,9 @@ LISTED = (*NONCONFORMING, "waived", "harness_error")
 
 
 def describe_changes(torch_changes: Collection[str]) -> str:
-    """Return in a line what had been changed in torch before a run, empty if nothing had; see `Report`."""
+    """Return in a line what had been changed in torch before a run, empty if nothing had; see
+    `Report`.
+    """
     if not torch_changes:
         return ""
     changes = visible_line(", ".join(torch_changes))
@@ -74,16 +77,23 @@ def where(verdict: Verdict) -> str:
 def brief(verdict: Verdict) -> str:
     """Return the diagnosis, if there is one, and the message in one short line."""
     message = brief_message(verdict)
-    return f"{visible_line(verdict.diagnosis, LONGEST_BRIEF)}: {message}" if verdict.diagnosis else message
+    return (
+        f"{visible_line(verdict.diagnosis, LONGEST_BRIEF)}: {message}"
+        if verdict.diagnosis
+        else message
+    )
 
 
 def brief_message(verdict: Verdict) -> str:
     """Return the message in one short line."""
-    return textwrap.shorten(visible(_without_numbers(verdict.message)), LONGEST_BRIEF, placeholder=" ...")
+    return textwrap.shorten(
+        visible(_without_numbers(verdict.message)), LONGEST_BRIEF, placeholder=" ..."
+    )
 
 
 def _without_numbers(message: str) -> str:
-    """Return a message without the numbers that tell the calls of its script apart: there may be two calls.
+    """Return a message without the numbers that tell the calls of its script apart: there may be
+    two calls.
 
     >>> _without_numbers("output_2[0, 1] is 1, but should be 2")
     'output[0, 1] is 1, but should be 2'
@@ -101,7 +111,9 @@ def _without_numbers(message: str) -> str:
 
 
 def describe(verdict: Verdict, width: int = WIDTH) -> str:
-    """Return everything that a user needs to know about a verdict that is not a pass; width: in columns."""
+    """Return everything that a user needs to know about a verdict that is not a pass; width: in
+    columns.
+    """
     clause, blocked = CLAUSES[verdict.clause], verdict.status == "blocked"
     level = visible_name(LEVELS.get(verdict.level, verdict.level))
     lines = [wrapped(f"{clause.id} ({level}): {clause.title}", width, ""), ""]
@@ -113,7 +125,11 @@ def describe(verdict: Verdict, width: int = WIDTH) -> str:
     rows = {
         "sizes": _sizes(verdict.case or ""),
         "last call": visible(verdict.arguments),
-        "blocked by": f"{visible_name(verdict.blocked_by or '')}, which fails too: start there" if blocked else "",
+        "blocked by": (
+            f"{visible_name(verdict.blocked_by or '')}, which fails too: start there"
+            if blocked
+            else ""
+        ),
         "judged": f"{subject(verdict)}; {tried}",
         "clause": clause.statement,
         "why": clause.why,
@@ -122,18 +138,25 @@ def describe(verdict: Verdict, width: int = WIDTH) -> str:
     }
     lines += [_row(label, text, width) for label, text in rows.items() if text]
     if verdict.script and not blocked:
-        hint = "To reproduce it without the judge, save this script, which has the names above, and run it:"
+        hint = (
+            "To reproduce it without the judge, save this script, which has the names above, and"
+            " run it:"
+        )
         lines += ["", wrapped(hint, width, ""), ""]
         lines.append(textwrap.indent(visible(verdict.script, LONGEST_SCRIPT), "    "))
     return "\n".join(lines)
 
 
 def _finding(verdict: Verdict) -> dict[str, str]:
-    """Return what is wrong and how that is usually mended, by label; a diagnosis knows more than the clause."""
+    """Return what is wrong and how that is usually mended, by label; a diagnosis knows more than
+    the clause.
+    """
     clause = CLAUSES[verdict.clause]
     fix = verdict.fix if verdict.diagnosis else clause.fix
     return {
-        "diagnosis": f"{visible(verdict.diagnosis)}; this gives the same output" if verdict.diagnosis else "",
+        "diagnosis": (
+            f"{visible(verdict.diagnosis)}; this gives the same output" if verdict.diagnosis else ""
+        ),
         "seen in": seen_in(verdict.diagnosis),
         "message": visible(verdict.message),
         "steps": visible(verdict.steps),
@@ -142,8 +165,12 @@ def _finding(verdict: Verdict) -> dict[str, str]:
 
 
 def _sizes(code: str) -> str:
-    """Return the sizes of a case, those at their defaults too, which its repr leaves out; empty without a case."""
-    from mha.conformance.cases.parsing import read_case  # with torch, which the names in this module do not need
+    """Return the sizes of a case, those at their defaults too, which its repr leaves out; empty
+    without a case.
+    """
+    from mha.conformance.cases.parsing import (
+        read_case,
+    )  # with torch, which the names in this module do not need
 
     try:
         case = read_case(code)
@@ -162,10 +189,12 @@ def summarise(
     profile: str = "",
     not_covered: Mapping[str, Collection[str]] | None = None,
 ) -> list[str]:
-    """Return for each implementation what does not pass, by section, what was judged, and last the verdict.
+    """Return for each implementation what does not pass, by section, what was judged, and last the
+    verdict.
 
-    incomplete: the run was stopped, so clauses may be missing. width: in columns; a longer line continues below,
-    indented. failures: whether to list what does not pass. profile: of the run; what the quick one leaves out is said.
+    incomplete: the run was stopped, so clauses may be missing. width: in columns; a longer line
+        continues below, indented. failures: whether to list what does not pass. profile: of the
+        run; what the quick one leaves out is said.
     not_covered: what no clause judges, by the name of the implementation.
     """
     lines: list[str] = []
@@ -193,7 +222,9 @@ def summarise_report(report: Report, width: int = WIDTH) -> list[str]:
 
 
 def listing(verdicts: Sequence[Verdict], width: int = WIDTH) -> list[str]:
-    """Return what does not pass of an implementation: a title for each section, and an entry for each cause."""
+    """Return what does not pass of an implementation: a title for each section, and an entry for
+    each cause.
+    """
     lines: list[str] = []
     for title, found in by_section(entries(verdicts)).items():
         lines.append(f"{title}:")
@@ -211,7 +242,9 @@ def entry_lines(entry: Entry, width: int = WIDTH) -> list[str]:
     message = brief_message(first)
     if status_of(first) == "unmet SHOULD":
         shown = max(width - len(head), MOST_CLAUSES)
-        return [head + textwrap.shorten(message.removeprefix(NOT_RAISED), shown, placeholder=" ...")]
+        return [
+            head + textwrap.shorten(message.removeprefix(NOT_RAISED), shown, placeholder=" ...")
+        ]
     if not entry.cause:
         return [wrapped(f"{head}{message}", width, "", HANGING)]
     lines = [wrapped(f"{head}{visible(entry.cause, LONGEST_BRIEF)}", width, "", HANGING)]
@@ -234,7 +267,9 @@ def _some(clauses: Sequence[str]) -> str:
 
 
 def _evidence(verdicts: Sequence[Verdict], profile: str, width: int) -> Iterator[str]:
-    """Yield on what the verdict rests: what was judged, and what was not, in lines of at most `width` columns."""
+    """Yield on what the verdict rests: what was judged, and what was not, in lines of at most
+    `width` columns.
+    """
     counted = tally(verdicts)
     if not counted.judged:
         return
@@ -242,9 +277,14 @@ def _evidence(verdicts: Sequence[Verdict], profile: str, width: int) -> Iterator
     judged = f"{counted.judged} of {counted.clauses}" if counted.unjudged else str(counted.judged)
     clauses = "clause" if counted.clauses == 1 else "clauses"
     cases = "case" if examples == 1 else "cases"
-    evidence = f"judged: {judged} {clauses} on {examples} {cases}; largest error {margin:.2f} of its bound"
+    evidence = (
+        f"judged: {judged} {clauses} on {examples} {cases}; largest error {margin:.2f} of its bound"
+    )
     if (known_bad := total_rejections(verdicts)).tried:
-        evidence += f"; wrong answers put to the same cases: {known_bad.rejected} of {known_bad.tried} noticed"
+        evidence += (
+            f"; wrong answers put to the same cases: {known_bad.rejected} of {known_bad.tried}"
+            " noticed"
+        )
     yield evidence
     yield from _unjudged(counted, width)
     if profile == "quick" and counted.clauses > 1:
@@ -263,7 +303,9 @@ def _blocked(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def _unjudged(counted: Tally, width: int) -> Iterator[str]:
-    """Yield a line with the reasons for which clauses were not judged, the rest of them together if they do not fit."""
+    """Yield a line with the reasons for which clauses were not judged, the rest of them together if
+    they do not fit.
+    """
     reasons = [f"{visible_name(reason)} ({number})" for reason, number in counted.unjudged.items()]
     numbers = list(counted.unjudged.values())
     for shown in range(len(reasons), -1, -1):
@@ -281,7 +323,9 @@ def _row(label: str, text: str, width: int) -> str:
 
 
 def width_of(stream: IO[str]) -> int:
-    """Return how many columns to use: those of a terminal, and `WIDTH` at most and for a file or pipe."""
+    """Return how many columns to use: those of a terminal, and `WIDTH` at most and for a file or
+    pipe.
+    """
     return min(shutil.get_terminal_size().columns, WIDTH) if stream.isatty() else WIDTH
 
 
@@ -293,17 +337,23 @@ def fitted(text: str, stream: IO[str], indent: str = INDENT) -> str:
     if not stream.isatty():
         return text
     width = width_of(stream)
-    return "\n".join(line if line.startswith(" ") else wrapped(line, width, "", indent) for line in text.split("\n"))
+    return "\n".join(
+        line if line.startswith(" ") else wrapped(line, width, "", indent)
+        for line in text.split("\n")
+    )
 
 
 def wrapped(text: str, width: int, first: str, rest: str | None = None) -> str:
     """Return a text in lines of at most `width` columns.
 
-    Long words and code are never broken. first, rest: what the first line and the others begin with.
+    Long words and code are never broken. first, rest: what the first line and the others begin
+    with.
 
     >>> wrapped("one two three", 8, "", "  ")
     'one two\\n  three'
     """
     indent = first if rest is None else rest
-    filler = textwrap.TextWrapper(width, first, indent, break_long_words=False, break_on_hyphens=False)
+    filler = textwrap.TextWrapper(
+        width, first, indent, break_long_words=False, break_on_hyphens=False
+    )
     return filler.fill(text)

@@ -1,4 +1,6 @@
-"""Files written in one step: a full disk or the end of the process leaves an earlier file as it was."""
+"""Files written in one step: a full disk or the end of the process leaves an earlier file as it
+was.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ IRREPLACEABLE = {errno.EACCES, errno.EBUSY, errno.EPERM, errno.EROFS}
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a file that the user has named in one step, so that it is there as a whole, or as it was before.
+    """Write a file that the user has named in one step, so that it is there as a whole, or as it
+    was before.
 
-    A link is followed. What cannot be replaced is written to as it is: a device, a file that is mounted by itself, or
-    one in a folder to which nothing can be added. Raises OSError.
+    A link is followed. What cannot be replaced is written to as it is: a device, a file that is
+    mounted by itself, or one in a folder to which nothing can be added. Raises OSError.
     """
     if file.is_file() or not file.exists():
         try:
@@ -31,7 +34,8 @@ def write_text(file: Path, text: str) -> None:
 
 
 def write_own(file: Path, text: str) -> None:
-    """Write a file in a folder of ours in one step; a link in its place is replaced, and never followed.
+    """Write a file in a folder of ours in one step; a link in its place is replaced, and never
+    followed.
 
     Raises OSError.
     """
@@ -39,7 +43,9 @@ def write_own(file: Path, text: str) -> None:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder of ours; raises OSError where that fails, and for a link, since we would write elsewhere."""
+    """Make a folder of ours; raises OSError where that fails, and for a link, since we would write
+    elsewhere.
+    """
     if folder.is_symlink():
         raise OSError(errno.ELOOP, "it is a link; put a folder in its place", str(folder))
     folder.mkdir(exist_ok=True)
@@ -56,7 +62,8 @@ def make_ignored_folder(folder: Path) -> None:
 def write_together(texts: Mapping[Path, str]) -> None:
     """Write files in one step each, and none of them before all are on the disk.
 
-    A link in the place of a file is replaced, and not followed. Raises OSError, with the name of the file.
+    A link in the place of a file is replaced, and not followed. Raises OSError, with the name of
+    the file.
     """
     parts = {place: place.with_name(f".{token_hex(8)}.part") for place in texts}
     try:

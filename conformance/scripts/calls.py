@@ -1,4 +1,6 @@
-"""What the scripts of a module and of a kernel have in common: the inputs, the call, what is taken of its result."""
+"""What the scripts of a module and of a kernel have in common: the inputs, the call, what is taken
+of its result.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,13 @@ class Recorder:
 class Writer(ABC):
     """Writes the steps of a session as an author of the code under test would.
 
-    The steps are taken again, to see what reaches that code. assertion: the lines that fail. careful: whether a
-    gradient that is not there is written as zeros, which few scripts need.
+    The steps are taken again, to see what reaches that code. assertion: the lines that fail.
+    careful: whether a gradient that is not there is written as zeros, which few scripts need.
     """
 
-    def __init__(self, session: Session, assertion: Sequence[str], target: str, *, careful: bool = False) -> None:
+    def __init__(
+        self, session: Session, assertion: Sequence[str], target: str, *, careful: bool = False
+    ) -> None:
         self.session, self.assertion, self.careful = session, assertion, careful
         self.imports = Imports(target)
         self.names: dict[int, str] = {}
@@ -115,23 +119,32 @@ class Writer(ABC):
         """Return the assertion in the author's own names."""
         lines: list[str] = []
         for line in self.assertion:
-            line = WEIGHT_GRADIENT.sub(lambda found: self.weight_gradient(int(found[1]), found[2]), line)
+            line = WEIGHT_GRADIENT.sub(
+                lambda found: self.weight_gradient(int(found[1]), found[2]), line
+            )
             lines += self._of_own_masks(line)
         return lines
 
     def _of_own_masks(self, line: str) -> list[str]:
-        """Return a line on whether a mask was changed in place, for each of the author's own masks of the call."""
+        """Return a line on whether a mask was changed in place, for each of the author's own masks
+        of the call.
+        """
         found = re.search(r"\bmask_(\d+)\._version", line)
         own = self.own_masks.get(int(found[1]), []) if found else []
         return [line.replace(f"mask_{found[1]}", name) for name in own] if found and own else [line]
 
     def mentions(self, name: str) -> bool:
-        """Return whether the assertion uses a name, for more than to see whether it was changed in place."""
+        """Return whether the assertion uses a name, for more than to see whether it was changed in
+        place.
+        """
         return any(re.search(rf"\b{name}\b(?!\._version)", line) for line in self.assertion)
 
     def _call(self, step: CallStep) -> list[str]:
         problem, number, lines = step.problem, step.number, list[str]()
-        inputs = {name: name_tensor(getattr(problem, name), f"{name}_{number}", self.names, lines) for name in INPUTS}
+        inputs = {
+            name: name_tensor(getattr(problem, name), f"{name}_{number}", self.names, lines)
+            for name in INPUTS
+        }
         if problem.mask is not None and (self.mentions(f"mask_{number}") or "mask" in step.leaves):
             inputs["mask"] = self._canonical_mask(problem.mask, number, lines)
         upstream = ""
@@ -158,7 +171,10 @@ class Writer(ABC):
         return [
             f"if output_{step.number}.requires_grad:",
             f"    {line}",
-            f"for x in ({''.join(f'{name}, ' for name in leaves)}*{self.parameters_code(step.build)}):",
+            (
+                "for x in"
+                f" ({''.join(f'{name}, ' for name in leaves)}*{self.parameters_code(step.build)}):"
+            ),
             "    x.grad = torch.zeros_like(x) if x.grad is None else x.grad  # no gradient is zero",
         ]
 
@@ -169,11 +185,14 @@ class Writer(ABC):
         parameters: Mapping[str, inspect.Parameter],
         lines: list[str],
     ) -> Callable[[Sequence[Any], Mapping[str, Any]], list[str]]:
-        """Return what writes the arguments of a call, tensors by name, without those that are defaults.
+        """Return what writes the arguments of a call, tensors by name, without those that are
+        defaults.
 
         known: the code of tensors by their ids. parameters: of the author's function.
         """
-        positional = [name for name, parameter in parameters.items() if parameter.kind in BY_POSITION]
+        positional = [
+            name for name, parameter in parameters.items() if parameter.kind in BY_POSITION
+        ]
 
         def written(name: str, value: Any) -> str:
             return self._argument(step, name, value, known, lines)
@@ -190,7 +209,9 @@ class Writer(ABC):
 
         return write
 
-    def _argument(self, step: CallStep, name: str, value: Any, known: Mapping[int, str], lines: list[str]) -> str:
+    def _argument(
+        self, step: CallStep, name: str, value: Any, known: Mapping[int, str], lines: list[str]
+    ) -> str:
         if not isinstance(value, Tensor):
             return value_code(value, self.imports)
         if id(value) in known:
@@ -200,7 +221,9 @@ class Writer(ABC):
             return _of_mask(self.names[id(mask)], mask, value)
         text = literal(value)
         if text not in self.masks:
-            taken = name in INPUTS or (name == "mask" and mask is not None and id(mask) in self.names)
+            taken = name in INPUTS or (
+                name == "mask" and mask is not None and id(mask) in self.names
+            )
             self.masks[text] = f"{'own_' * taken}{name}_{step.number}"
             lines.append(f"{self.masks[text]} = {text}")
         self.own_masks.setdefault(step.number, []).append(self.masks[text])
@@ -208,18 +231,25 @@ class Writer(ABC):
 
 
 def _of_mask(code: str, mask: Tensor, value: Tensor) -> str:
-    """Return the code of a mask that requires a gradient, in the author's shape; raises InexpressibleError."""
+    """Return the code of a mask that requires a gradient, in the author's shape; raises
+    InexpressibleError.
+    """
     shape, joined = tuple(value.shape), mask[(None,) * max(value.ndim - mask.ndim, 0)]
     with torch.no_grad():
         if joined.ndim == value.ndim and joined.expand(shape).equal(value):
             return f"{code}.expand{shape}"
         if mask.numel() == value.numel() and mask.reshape(shape).equal(value):
             return f"{code}.reshape{shape}"
-    raise InexpressibleError("its mask has a gradient, and another layout than that of the contract")
+    raise InexpressibleError(
+        "its mask has a gradient, and another layout than that of the contract"
+    )
 
 
-def copies_of(problem: Problem, inputs: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[int, str]]:
-    """Return copies of the inputs by their names, one tensor staying one, and the code of each by its id.
+def copies_of(
+    problem: Problem, inputs: Mapping[str, str]
+) -> tuple[dict[str, Tensor], dict[int, str]]:
+    """Return copies of the inputs by their names, one tensor staying one, and the code of each by
+    its id.
 
     inputs: the names in the script, of which that of the mask may be missing.
     """
@@ -236,7 +266,9 @@ def copies_of(problem: Problem, inputs: Mapping[str, str]) -> tuple[dict[str, Te
 
 
 def taken(code: str, returned: Any, wanted: Mapping[str, Any]) -> list[str]:
-    """Return the lines that take the wanted tensors, by name, of what a call returns; code: of the call."""
+    """Return the lines that take the wanted tensors, by name, of what a call returns; code: of the
+    call.
+    """
     names = [*wanted]
     if returned is wanted[names[0]]:
         return [f"{names[0]} = {code}"]
@@ -245,7 +277,10 @@ def taken(code: str, returned: Any, wanted: Mapping[str, Any]) -> list[str]:
         return [f"{names[0]}, {names[1] if len(names) > 1 else '_'} = {code}"]
     if len(names) == 1:
         return [f"{names[0]} = {code}{places[0]}"]
-    return [f"returned = {code}", *(f"{name} = returned{place}" for name, place in zip(names, places, strict=True))]
+    return [
+        f"returned = {code}",
+        *(f"{name} = returned{place}" for name, place in zip(names, places, strict=True)),
+    ]
 
 
 def _place(returned: Any, wanted: Any) -> str:

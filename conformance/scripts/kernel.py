@@ -1,4 +1,6 @@
-"""A kernel in a script: its inputs as heads, side by side or as it takes them, or the projections that make them."""
+"""A kernel in a script: its inputs as heads, side by side or as it takes them, or the projections
+that make them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ FROZEN = "{}.requires_grad_(False)"
 class KernelWriter(Writer):
     """Writes what is done with a kernel that `from_kernel` adapts.
 
-    heads_alone: whether query, key and value of the kernel are written as they are, without how they are projected.
+    heads_alone: whether query, key and value of the kernel are written as they are, without how
+    they are projected.
     """
 
     def __init__(self, *args: Any, heads_alone: bool = False, **options: Any) -> None:
@@ -41,18 +44,26 @@ class KernelWriter(Writer):
         self.kernel = ""
 
     def build(self, step: BuildStep) -> list[str]:
-        """Return the lines that make the kernel, and those of the weights of its projections, if it has any."""
+        """Return the lines that make the kernel, and those of the weights of its projections, if it
+        has any.
+        """
         case = self.session.case
         dtype = getattr(torch, case.dtype)
         try:
-            self.adapted[step.number] = self.adapter.build(step.config, step.weights, dtype=dtype, device=case.device)
+            self.adapted[step.number] = self.adapter.build(
+                step.config, step.weights, dtype=dtype, device=case.device
+            )
         except Exception:
-            raise InexpressibleError("its adapter, and not the kernel, refuses the configuration") from None
+            raise InexpressibleError(
+                "its adapter, and not the kernel, refuses the configuration"
+            ) from None
         lines = [] if self.kernel else self._made()
         if self.heads_alone or not step.config.projected:
             return lines
         named = dict(step.weights.named())
-        codes = [name_tensor(x, f"{name}_{step.number}", self.names, lines) for name, x in named.items()]
+        codes = [
+            name_tensor(x, f"{name}_{step.number}", self.names, lines) for name, x in named.items()
+        ]
         if self.adapter.claims.gradients and self.careful:
             lines += [f"for x in ({', '.join(codes)}):", "    x.requires_grad_()"]
         return lines
@@ -65,7 +76,11 @@ class KernelWriter(Writer):
             if not self.kernel.isidentifier():
                 raise InexpressibleError("its kernel is a functools.partial")
             return []
-        names = [name for name in CONSTRUCTOR_NAMES["dropout"] if name in inspect.signature(type(kernel)).parameters]
+        names = [
+            name
+            for name in CONSTRUCTOR_NAMES["dropout"]
+            if name in inspect.signature(type(kernel)).parameters
+        ]
         made = made_code(type(kernel), dict.fromkeys(names, "0.0"), self.imports)
         self.kernel = "kernel"
         return [f"kernel = {made}.to(device={case.device!r}, dtype=torch.{case.dtype})"]
@@ -73,7 +88,9 @@ class KernelWriter(Writer):
     def derive(self, step: DeriveStep) -> list[str]:
         """Return nothing for frozen weights; anything else is made of the adapter too."""
         if step.code != FROZEN:
-            raise InexpressibleError("the kernel is judged as a part of a module, of which this is a copy")
+            raise InexpressibleError(
+                "the kernel is judged as a part of a module, of which this is a copy"
+            )
         self.adapted[step.number] = self.adapted[step.origin]
         return []
 
@@ -93,8 +110,15 @@ class KernelWriter(Writer):
         known = {id(x): name for x, name in zip(heads, names, strict=True)} | codes
         parameters = inspect.signature(function_of(self.adapter.kernel)).parameters
         write = self.arguments_code(step, known, parameters, lines)
-        target = adapted.kernel if adapted.axes.takes_all_heads else adapted.axes.unpacked(adapted.kernel)
-        recorder = Recorder(target, lambda args, named: self._called(adapted, names, write(args, named), args, named))
+        target = (
+            adapted.kernel
+            if adapted.axes.takes_all_heads
+            else adapted.axes.unpacked(adapted.kernel)
+        )
+        recorder = Recorder(
+            target,
+            lambda args, named: self._called(adapted, names, write(args, named), args, named),
+        )
         output = self._output(recorder, adapted, step, heads, given.get("mask"))
         if not recorder.code:
             raise InexpressibleError("its adapter, and not the kernel, refuses the call")
@@ -119,7 +143,9 @@ class KernelWriter(Writer):
         """Return the line that gives the heads of an input, as they lie in memory."""
         name = dict(zip("qkv", INPUTS, strict=True))[role]
         projected = self._project(step, inputs[name], role)
-        code = rearranged(projected, "b l (h d)", adapted.axes.heads, {"d": adapted.config.width_of(role)})
+        code = rearranged(
+            projected, "b l (h d)", adapted.axes.heads, {"d": adapted.config.width_of(role)}
+        )
         if adapted.contiguous:
             code += ".contiguous()"
         elif not given[name].is_contiguous() and len(adapted.axes.heads.split()) == 4:
@@ -142,7 +168,9 @@ class KernelWriter(Writer):
         args: Sequence[Any],
         named: Mapping[str, Any],
     ) -> str:
-        """Return the call of the kernel, which may take one tensor of several, or one head at a time."""
+        """Return the call of the kernel, which may take one tensor of several, or one head at a
+        time.
+        """
         axes = adapted.axes
         if axes.takes_all_heads:
             return f"{self.kernel}({', '.join(codes)})"
@@ -168,7 +196,9 @@ class KernelWriter(Writer):
         heads: Sequence[Tensor],
         mask: Tensor | None,
     ) -> Any:
-        """Call the kernel through its adapter, and return the context with the weights, None where it raises."""
+        """Call the kernel through its adapter, and return the context with the weights, None where
+        it raises.
+        """
         options = step.problem.options.change(mask=mask, need_weights=step.need_weights)
         if isinstance(self.adapter.kernel, nn.Module):
             self.adapter.kernel.train(MODES[step.mode].training)
@@ -183,7 +213,12 @@ class KernelWriter(Writer):
                 return None
 
     def _result(
-        self, step: CallStep, adapted: KernelAttention, recorder: Recorder, output: Any, query: Tensor
+        self,
+        step: CallStep,
+        adapted: KernelAttention,
+        recorder: Recorder,
+        output: Any,
+        query: Tensor,
     ) -> list[str]:
         """Return the lines of the call, of what is taken of its result, and of the output."""
         context, lse = f"context_{step.number}", f"lse_{step.number}"
@@ -226,7 +261,9 @@ class KernelWriter(Writer):
 
 
 def _laid_out(code: str, axes: str, role: str) -> str:
-    """Return the code of heads that lie in memory otherwise than projections do, as the adapter lays them out."""
+    """Return the code of heads that lie in memory otherwise than projections do, as the adapter
+    lays them out.
+    """
     if role == "q":
         moved = re.search(r"\.transpose\(1, 2\)$", code)
         return f"{code}.contiguous()" if moved or axes != "b l h d" else _as_transposed(code)

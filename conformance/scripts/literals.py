@@ -31,8 +31,12 @@ def literal(value: Tensor) -> str:
     if not value.numel() or (value.is_contiguous() and value.storage_offset() == 0):
         return _dense(value)
     shape, strides, offset = tuple(value.shape), value.stride(), value.storage_offset()
-    extent = 1 + offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return f"{_dense(value.as_strided((extent,), (1,), 0))}.as_strided({shape}, {strides}, {offset})"
+    extent = (
+        1 + offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    )
+    return (
+        f"{_dense(value.as_strided((extent,), (1,), 0))}.as_strided({shape}, {strides}, {offset})"
+    )
 
 
 def _dense(value: Tensor) -> str:
@@ -40,7 +44,10 @@ def _dense(value: Tensor) -> str:
         code = f"torch.empty({tuple(value.shape)}, dtype={value.dtype})"
     elif value.numel() <= READABLE:
         # What torch makes of the numbers by itself is not said.
-        implied = value.dtype in (torch.bool, torch.float32) and torch.get_default_dtype() == torch.float32
+        implied = (
+            value.dtype in (torch.bool, torch.float32)
+            and torch.get_default_dtype() == torch.float32
+        )
         code = f"tensor({value.tolist()!r}{'' if implied else f', dtype={value.dtype}'})"
     else:
         raw = value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -58,22 +65,37 @@ def config_code(config: Config) -> str:
 
 def literal_of(value: object) -> str:
     """Return a number as an expression that a script can read, NaN included."""
-    return f"float({str(value)!r})" if isinstance(value, float) and not isfinite(value) else repr(value)
+    return (
+        f"float({str(value)!r})"
+        if isinstance(value, float) and not isfinite(value)
+        else repr(value)
+    )
 
 
 def refused(lines: Sequence[str], number: int, *, builds: bool) -> list[str]:
-    """Return the lines of a step that must raise, in a `try` that the lines of an assertion end with `else`.
+    """Return the lines of a step that must raise, in a `try` that the lines of an assertion end
+    with `else`.
 
-    number: of the step. builds: whether it builds an attention; then what follows the constructor is left out.
+    number: of the step. builds: whether it builds an attention; then what follows the constructor
+    is left out.
     """
-    begins = (f"attention_{number} = ", f"output_{number}", f"context_{number}", "returned = ", "with ")
+    begins = (
+        f"attention_{number} = ",
+        f"output_{number}",
+        f"context_{number}",
+        "returned = ",
+        "with ",
+    )
     first = next(place for place, line in enumerate(lines) if line.startswith(begins))
     tried = lines[first : first + 1] if builds else lines[first:]
     return [*lines[:first], "try:", *(f"    {line}" for line in tried), *EXCEPT]
 
 
-def assertion_lines(violation: Violation, lines: Sequence[str], *, in_try: bool = True) -> list[str]:
-    """Return the lines that fail, after what was found in words; those that follow a call that must raise.
+def assertion_lines(
+    violation: Violation, lines: Sequence[str], *, in_try: bool = True
+) -> list[str]:
+    """Return the lines that fail, after what was found in words; those that follow a call that must
+    raise.
 
     lines: of the assertion. in_try: whether such a call is in a `try`.
     """

@@ -1,4 +1,6 @@
-"""A module in a script: built by its own constructor, with its own names, and called as it is called."""
+"""A module in a script: built by its own constructor, with its own names, and called as it is
+called.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,12 @@ TO_CODE = {
     "b l 1 d": ".unsqueeze(2)",
     "b 1 l d": ".unsqueeze(1)",
 }
-FROM_CODE = {**TO_CODE, "b d l 1": ".squeeze(3).transpose(1, 2)", "b l 1 d": ".squeeze(2)", "b 1 l d": ".squeeze(1)"}
+FROM_CODE = {
+    **TO_CODE,
+    "b d l 1": ".squeeze(3).transpose(1, 2)",
+    "b l 1 d": ".squeeze(2)",
+    "b 1 l d": ".squeeze(1)",
+}
 REFUSES = "its adapter, and not the class, refuses the {}"
 # Where the module has flattened an image.
 FLATTENED_CODE = {"b d l 1": ".transpose(1, 2)"}
@@ -96,7 +103,9 @@ class ModuleWriter(Writer):
         return lines
 
     def _adapted(self, step: BuildStep) -> tuple[Mapping[str, Any], ModuleAttention | None]:
-        """Return what the constructor is given, and the module as it is judged; None where that raises."""
+        """Return what the constructor is given, and the module as it is judged; None where that
+        raises.
+        """
         case, session = self.session.case, self.session
         problems = [each.problem for each in session.steps if isinstance(each, CallStep)]
         longest = max([case.L, case.S, *(max(problem.shape[2:]) for problem in problems)])
@@ -104,18 +113,24 @@ class ModuleWriter(Writer):
         dtype, adapted, last = getattr(torch, case.dtype), None, -1
         with noting_arguments() as noted, built_for_calls(longest, items):
             try:
-                adapted = self.adapter.build(step.config, step.weights, dtype=dtype, device=case.device)
+                adapted = self.adapter.build(
+                    step.config, step.weights, dtype=dtype, device=case.device
+                )
             except (Exception, SystemExit) as error:
                 if not noted:
                     raise InexpressibleError(REFUSES.format("configuration")) from None
-                last = -1 if isinstance(error, ImplementationError) else 0  # the first error of a constructor counts
+                last = (
+                    -1 if isinstance(error, ImplementationError) else 0
+                )  # the first error of a constructor counts
         given = dict(noted[last])
         return given | self._widths(given), adapted
 
     def _widths(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the widths that inference passes to a class beside what it is given."""
         widths: Mapping[str, str] = getattr(self.adapter.constructor, "widths", {})
-        fields = {field: given[name] for name, field in self.adapter.arguments.items() if name in given}
+        fields = {
+            field: given[name] for name, field in self.adapter.arguments.items() if name in given
+        }
         if not widths:
             return {}
         width, heads = fields["d_model"], fields["n_heads"]
@@ -125,7 +140,9 @@ class ModuleWriter(Writer):
     def _constructor(self) -> Any:
         constructor: Any = self.adapter.constructor
         if hasattr(getattr(constructor, "func", None), "widths"):
-            raise InexpressibleError("its constructor is given widths and an option that inference has found")
+            raise InexpressibleError(
+                "its constructor is given widths and an option that inference has found"
+            )
         is_widened = inspect.isfunction(constructor) and hasattr(constructor, "widths")
         return vars(constructor)["cls"] if is_widened else constructor
 
@@ -143,7 +160,10 @@ class ModuleWriter(Writer):
             if name in parameters and is_default(value, parameters[name].default):
                 continue
             if type(value) in (AnyConfig, dict):  # which of its values are read is known at the end
-                self.open[number] = value if isinstance(value, dict) else vars(value), type(value).__name__
+                self.open[number] = (
+                    value if isinstance(value, dict) else vars(value),
+                    type(value).__name__,
+                )
                 codes[name] = f"config_{number}"
             elif self.adapter.arguments.get(name) == "config":
                 codes[name], before = config_lines(value, f"config_{number}", self.imports)
@@ -160,12 +180,18 @@ class ModuleWriter(Writer):
         moved = ", ".join(filter(None, (dtype, device)))
         return f".to({moved})" if moved else ""
 
-    def _loaded(self, step: BuildStep, adapted: ModuleAttention, module: nn.Module, other: nn.Module) -> list[str]:
-        """Return the lines that load the weights, and whatever else is random, by the module's own names."""
+    def _loaded(
+        self, step: BuildStep, adapted: ModuleAttention, module: nn.Module, other: nn.Module
+    ) -> list[str]:
+        """Return the lines that load the weights, and whatever else is random, by the module's own
+        names.
+        """
         name, lines = f"attention_{step.number}", list[str]()
         state = adapted.module.state_dict()
         fresh, again = module.state_dict(), other.state_dict()
-        wanted = [key for key in state if not (_same(state, fresh, key) and _same(state, again, key))]
+        wanted = [
+            key for key in state if not (_same(state, fresh, key) and _same(state, again, key))
+        ]
         codes = self._codes(step, adapted, lines)
         values = [f"    {key!r}: {codes.get(key) or _state_code(state[key])}," for key in wanted]
         part = "" if len(wanted) == len(state) else ", strict=False"
@@ -185,7 +211,10 @@ class ModuleWriter(Writer):
         mentioned = any(self.mentions(f"{name}_{step.number}") for name in named)
         if not (mentioned or any(id(x) in self.names for x in named.values())):
             return {}
-        names = {name: name_tensor(x, f"{name}_{step.number}", self.names, lines) for name, x in named.items()}
+        names = {
+            name: name_tensor(x, f"{name}_{step.number}", self.names, lines)
+            for name, x in named.items()
+        }
         return weight_codes(self._places(adapted), step.weights, names)
 
     def _places(self, adapted: ModuleAttention) -> Sequence[Stored]:
@@ -213,7 +242,9 @@ class ModuleWriter(Writer):
         adapted, module = self.adapted[build.number], self.modules[build.number]
         copies, codes = copies_of(step.problem, inputs)
         # The copies are held while their ids are known.
-        given = copies if adapted.layout == "b l d" else self._laid_out(adapted.layout, copies, codes)
+        given = (
+            copies if adapted.layout == "b l d" else self._laid_out(adapted.layout, copies, codes)
+        )
         name = f"attention_{step.build}"
         parameters = inspect.signature(getattr(module, "_orig_mod", module).forward).parameters
         write = self.arguments_code(step, codes, parameters, lines)
@@ -227,15 +258,29 @@ class ModuleWriter(Writer):
             return [f"output_{step.number} = {recorder.code}"]
         return self._result(step, adapted, recorder, output)
 
-    def _laid_out(self, layout: str, given: Mapping[str, Tensor], codes: dict[int, str]) -> dict[str, Tensor]:
+    def _laid_out(
+        self, layout: str, given: Mapping[str, Tensor], codes: dict[int, str]
+    ) -> dict[str, Tensor]:
         """Return the inputs in a layout, and add their code."""
         made = {id(x): TO_LAYOUT[layout](x) for name, x in given.items() if name != "mask"}
-        codes |= {id(made[key]): f"{code}{TO_CODE[layout]}" for key, code in codes.items() if key in made}
+        codes |= {
+            id(made[key]): f"{code}{TO_CODE[layout]}" for key, code in codes.items() if key in made
+        }
         return {name: made.get(id(x), x) for name, x in given.items()}
 
-    def _output(self, recorder: Recorder, adapted: ModuleAttention, step: CallStep, given: Mapping[str, Tensor]) -> Any:
-        """Call a module through its adapter, and return its output with the weights, None where it raises."""
-        options = step.problem.options.change(mask=given.get("mask"), need_weights=step.need_weights)
+    def _output(
+        self,
+        recorder: Recorder,
+        adapted: ModuleAttention,
+        step: CallStep,
+        given: Mapping[str, Tensor],
+    ) -> Any:
+        """Call a module through its adapter, and return its output with the weights, None where it
+        raises.
+        """
+        options = step.problem.options.change(
+            mask=given.get("mask"), need_weights=step.need_weights
+        )
         inputs = given["query"], given["key"], given["value"]
         with MODES[step.mode].enter(self.session.case.device):
             try:
@@ -245,7 +290,9 @@ class ModuleWriter(Writer):
             except (Exception, SystemExit):
                 return None
 
-    def _result(self, step: CallStep, adapted: ModuleAttention, recorder: Recorder, output: Any) -> list[str]:
+    def _result(
+        self, step: CallStep, adapted: ModuleAttention, recorder: Recorder, output: Any
+    ) -> list[str]:
         """Return the lines of a call, and of what is taken of its result."""
         name, weights = f"output_{step.number}", f"weights_{step.number}"
         call = adapted.call
@@ -291,7 +338,9 @@ class ModuleWriter(Writer):
         return f"attention_{number}.parameters()"
 
     def open_lines(self) -> list[str]:
-        """Return the lines that define configs, with what the constructor and the calls have read of them."""
+        """Return the lines that define configs, with what the constructor and the calls have read
+        of them.
+        """
         return [self._config(number) for number in self.open]
 
     def _config(self, number: int) -> str:
@@ -302,23 +351,36 @@ class ModuleWriter(Writer):
         held = {name: value for name, value in values.items() if name in used}
         codes = {name: value_code(value, self.imports) for name, value in held.items()}
         if kind == "dict" or reads.items:
-            return f"config_{number} = {{{', '.join(f'{name!r}: {code}' for name, code in codes.items())}}}"
+            return (
+                f"config_{number} ="
+                f" {{{', '.join(f'{name!r}: {code}' for name, code in codes.items())}}}"
+            )
         written = ", ".join(f"{name}={code}" for name, code in codes.items())
         return f"config_{number} = types.SimpleNamespace({written})"
 
 
 def _same(state: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
-    """Return whether a module that is constructed anew has the same tensor, to the bit, or another object."""
+    """Return whether a module that is constructed anew has the same tensor, to the bit, or another
+    object.
+    """
     x, y = state[key], other.get(key)
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         return type(x) is type(y)
     if is_lazy(y) or x.shape != y.shape:
         return False
-    return x.equal(y) or (x.is_floating_point() and bool(((x == y) | (x.isnan() & y.isnan())).all()))
+    return x.equal(y) or (
+        x.is_floating_point() and bool(((x == y) | (x.isnan() & y.isnan())).all())
+    )
 
 
 def _state_code(value: Tensor) -> str:
-    """Return the code of a tensor that is copied, so that its dtype matters only where it holds more digits."""
+    """Return the code of a tensor that is copied, so that its dtype matters only where it holds
+    more digits.
+    """
     code = literal(value.detach().contiguous())
-    plain = code.startswith("tensor(") and value.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    plain = code.startswith("tensor(") and value.dtype in (
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+    )
     return code.replace(f", dtype={value.dtype})", ")") if plain else code

@@ -1,7 +1,8 @@
 """A failure as a script that imports torch and the author's own code, and nothing else.
 
-What reached that code is written: the arguments of the constructor, the state that was loaded, those of each call. The
-script is run here before it is shown, and is taken back where it does not fail as the judge saw it fail.
+What reached that code is written: the arguments of the constructor, the state that was loaded,
+those of each call. The script is run here before it is shown, and is taken back where it does not
+fail as the judge saw it fail.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ NAME = "<script>"
 def plain_script(session: Session, violation: Violation, target: str) -> tuple[Imports, list[str]]:
     """Return what a script imports of the author's code, and its lines after the imports.
 
-    Raises InexpressibleError where it would need more than that, or would not fail as the judge saw it fail.
+    Raises InexpressibleError where it would need more than that, or would not fail as the judge saw
+    it fail.
     """
     for make in _writers(session, violation, target):
         writer = make()
@@ -47,8 +49,12 @@ def plain_script(session: Session, violation: Violation, target: str) -> tuple[I
             lines = _body(writer, session, violation)
         except InexpressibleError:
             raise
-        except Exception as error:  # the author's code may do anything when its steps are taken again
-            raise InexpressibleError(f"{type(error).__name__} where its steps are taken again") from error
+        except (
+            Exception
+        ) as error:  # the author's code may do anything when its steps are taken again
+            raise InexpressibleError(
+                f"{type(error).__name__} where its steps are taken again"
+            ) from error
         if _fails_alike(session, violation, writer.imports, lines):
             return writer.imports, lines
     raise InexpressibleError("the failure is not seen without its adapter")
@@ -78,7 +84,19 @@ def _shows_output_alone(session: Session, violation: Violation) -> bool:
     """Return whether a failure is of one call, whose output, weights or error show it."""
     calls = [step for step in session.steps if isinstance(step, CallStep)]
     derived = any(isinstance(step, DeriveStep) for step in session.steps)
-    inputs = ("query_", "key_", "value_", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "mask_", "upstream_")
+    inputs = (
+        "query_",
+        "key_",
+        "value_",
+        "w_q",
+        "w_k",
+        "w_v",
+        "b_q",
+        "b_k",
+        "b_v",
+        "mask_",
+        "upstream_",
+    )
     used = any(name in line for line in violation.assertion for name in inputs)
     return len(calls) == 1 and calls[0].upstream is None and not (derived or used)
 
@@ -90,15 +108,28 @@ def _body(writer: Writer, session: Session, violation: Violation) -> list[str]:
     for step in session.steps:
         of_step = writer.lines(step)
         is_refused = violation.must_raise and step is session.steps[-1]
-        lines += refused(of_step, step.number, builds=isinstance(step, BuildStep)) if is_refused else of_step
+        lines += (
+            refused(of_step, step.number, builds=isinstance(step, BuildStep))
+            if is_refused
+            else of_step
+        )
     failing = assertion_lines(violation, writer.assertion_lines())
     return [*drawn, *writer.open_lines(), *lines, *failing]
 
 
-def _fails_alike(session: Session, violation: Violation, imports: Imports, lines: Sequence[str]) -> bool:
-    """Return whether the lines fail as the judge saw the session fail: by the assertion, or by the same error."""
+def _fails_alike(
+    session: Session, violation: Violation, imports: Imports, lines: Sequence[str]
+) -> bool:
+    """Return whether the lines fail as the judge saw the session fail: by the assertion, or by the
+    same error.
+    """
     expected = type(violation.error) if isinstance(violation, CallRaised) else AssertionError
-    names: dict[str, Any] = {"torch": torch, "tensor": torch.tensor, "inf": torch.inf, "nan": torch.nan}
+    names: dict[str, Any] = {
+        "torch": torch,
+        "tensor": torch.tensor,
+        "inf": torch.inf,
+        "nan": torch.nan,
+    }
     names |= _standard() | imports.values
     try:
         code = compile("\n".join(lines), NAME, "exec")

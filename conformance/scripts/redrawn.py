@@ -1,4 +1,6 @@
-"""The numbers of a case in a script, drawn as the case draws them: as bytes, many of them would fill pages."""
+"""The numbers of a case in a script, drawn as the case draws them: as bytes, many of them would
+fill pages.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ NONE = torch.empty(0)
 
 
 def redrawn(session: Session, names: dict[int, str]) -> list[str]:
-    """Return the lines that draw the numbers of the first call, and name them; none if they are few or others."""
+    """Return the lines that draw the numbers of the first call, and name them; none if they are few
+    or others.
+    """
     first = _first_call(session)
     if first is None:
         return []
@@ -37,7 +41,10 @@ def redrawn(session: Session, names: dict[int, str]) -> list[str]:
         "seed = int(torch.randint(2**31, (1,), generator=generator))",
         *_weights(weights, build, dtype),
         f"shapes = {', '.join(str(tuple(x.shape)) for x in inputs)}",
-        "inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]",
+        (
+            "inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in"
+            " shapes]"
+        ),
     ]
     for name, x in problem.distinct().items():
         index = SHARING[case.inputs][INPUTS.index(name)]
@@ -78,17 +85,26 @@ def _weights(weights: Weights, build: BuildStep, dtype: str) -> list[str]:
 
 
 def _upstream(case: Case, call: CallStep, names: dict[int, str]) -> list[str]:
-    """Return the line that draws what the output is multiplied by for the gradients, if it was drawn so."""
+    """Return the line that draws what the output is multiplied by for the gradients, if it was
+    drawn so.
+    """
     upstream = call.upstream
-    if upstream is None or not _is_rounded(upstream, torch.randn(upstream.shape, generator=case.generator)):
+    if upstream is None or not _is_rounded(
+        upstream, torch.randn(upstream.shape, generator=case.generator)
+    ):
         return []
     name = names[id(upstream)] = f"upstream_{call.number}"
     generator = f"torch.Generator().manual_seed({case.seed})"
-    return [f"{name} = torch.randn({tuple(upstream.shape)}, generator={generator}).to(torch.{case.dtype})"]
+    return [
+        f"{name} = torch.randn({tuple(upstream.shape)},"
+        f" generator={generator}).to(torch.{case.dtype})"
+    ]
 
 
 def _first_call(session: Session) -> tuple[BuildStep, CallStep] | None:
-    """Return the first call and how its attention was built, if its numbers may be those that the case draws."""
+    """Return the first call and how its attention was built, if its numbers may be those that the
+    case draws.
+    """
     case = session.case
     build = next((step for step in session.steps if isinstance(step, BuildStep)), None)
     call = next((step for step in session.steps if isinstance(step, CallStep)), None)

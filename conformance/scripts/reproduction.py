@@ -1,4 +1,6 @@
-"""A failure as a stand-alone script: torch and the author's code alone or, where that cannot be, this package too."""
+"""A failure as a stand-alone script: torch and the author's code alone or, where that cannot be,
+this package too.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.errors import CallRaised, Violation
 from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep, Step
 from mha.conformance.harness.session import Session
-from mha.conformance.scripts.literals import WIDTH, assertion_lines, config_code, name_tensor, refused
+from mha.conformance.scripts.literals import (
+    WIDTH,
+    assertion_lines,
+    config_code,
+    name_tensor,
+    refused,
+)
 from mha.conformance.scripts.on_ranks import RankScript, rank_script
 from mha.conformance.scripts.plain import plain_script
 from mha.conformance.scripts.redrawn import redrawn
@@ -28,7 +36,8 @@ THREADS = "torch.set_num_threads(1)  # as it was judged"
 
 
 def script(session: Session, clause: str, violation: Violation, *, target: str = "") -> str | None:
-    """Return a script that repeats a session and fails as it did, or None where its steps do not show the failure.
+    """Return a script that repeats a session and fails as it did, or None where its steps do not
+    show the failure.
 
     target: how the implementation was named; see `mha.implementations.resolve`.
     """
@@ -43,14 +52,20 @@ def script(session: Session, clause: str, violation: Violation, *, target: str =
     return "\n".join([*_docstring(session, clause), "", *lines]) + "\n"
 
 
-def _with_this_package(session: Session, violation: Violation, target: str, reason: str) -> list[str]:
-    """Return the lines of a script that needs this package, up to the assertion, and say why it does."""
+def _with_this_package(
+    session: Session, violation: Violation, target: str, reason: str
+) -> list[str]:
+    """Return the lines of a script that needs this package, up to the assertion, and say why it
+    does.
+    """
     ranks, names = rank_script(session, violation), dict[int, str]()
     body = redrawn(session, names)
     for step in session.steps:
         lines = _lines(step, session, names, ranks)
         is_refused = step is session.steps[-1] and violation.must_raise and not ranks
-        body += refused(lines, step.number, builds=isinstance(step, BuildStep)) if is_refused else lines
+        body += (
+            refused(lines, step.number, builds=isinstance(step, BuildStep)) if is_refused else lines
+        )
     body += assertion_lines(violation, violation.assertion, in_try=not ranks)
     return [
         f"# This script needs mha-conformance: {reason}.",
@@ -70,8 +85,12 @@ def _docstring(session: Session, clause: str) -> list[str]:
     return [first, "", f"{session.case!r}", '"""']
 
 
-def _imports(body: Sequence[str], others: Collection[str] = (), ranks: RankScript | None = None) -> list[str]:
-    """Return the lines that import what a script needs besides the implementation; others: more modules."""
+def _imports(
+    body: Sequence[str], others: Collection[str] = (), ranks: RankScript | None = None
+) -> list[str]:
+    """Return the lines that import what a script needs besides the implementation; others: more
+    modules.
+    """
     used = [module for module in MODULES if module in others or _uses(body, rf"\b{module}\.")]
     standard = [f"import {module}" for module in used]
     names = [name for name in ("inf", "nan", "tensor") if _uses(body, rf"(?<![\w.']){name}\b")]
@@ -90,7 +109,9 @@ def _uses(body: Sequence[str], pattern: str) -> bool:
     return any(re.search(pattern, line) for line in body)
 
 
-def _lines(step: Step, session: Session, names: dict[int, str], ranks: RankScript | None) -> list[str]:
+def _lines(
+    step: Step, session: Session, names: dict[int, str], ranks: RankScript | None
+) -> list[str]:
     match step:
         case BuildStep():
             return _build(step, session, names, ranks)
@@ -102,27 +123,51 @@ def _lines(step: Step, session: Session, names: dict[int, str], ranks: RankScrip
             return _call(step, session, names, ranks)
 
 
-def _build(build: BuildStep, session: Session, names: dict[int, str], ranks: RankScript | None) -> list[str]:
+def _build(
+    build: BuildStep, session: Session, names: dict[int, str], ranks: RankScript | None
+) -> list[str]:
     lines: list[str] = []
     named = build.weights.named()
     weights = ", ".join(
-        f"{name}={name_tensor(tensor, f'{name}_{build.number}', names, lines)}" for name, tensor in named
+        f"{name}={name_tensor(tensor, f'{name}_{build.number}', names, lines)}"
+        for name, tensor in named
     )
-    options = f"{'mesh=mesh, ' if ranks else ''}dtype=torch.{session.case.dtype}, device={session.case.device!r}"
+    options = (
+        f"{'mesh=mesh, ' if ranks else ''}dtype=torch.{session.case.dtype},"
+        f" device={session.case.device!r}"
+    )
     method = f"implementation.{'build_rank' if ranks else 'build'}"
-    lines.append(f"attention_{build.number} = {method}({config_code(build.config)}, Weights({weights}), {options})")
+    lines.append(
+        f"attention_{build.number} = {method}({config_code(build.config)}, Weights({weights}),"
+        f" {options})"
+    )
     return lines
 
 
-def _call(call: CallStep, session: Session, names: dict[int, str], ranks: RankScript | None) -> list[str]:
+def _call(
+    call: CallStep, session: Session, names: dict[int, str], ranks: RankScript | None
+) -> list[str]:
     lines: list[str] = []
     problem, number, training = call.problem, call.number, MODES[call.mode].training
-    tensors = {name: tensor for name in (*INPUTS, "mask") if (tensor := getattr(problem, name)) is not None}
-    given = {name: name_tensor(tensor, f"{name}_{number}", names, lines) for name, tensor in tensors.items()}
-    upstream = "" if call.upstream is None else name_tensor(call.upstream, f"upstream_{number}", names, lines)
+    tensors = {
+        name: tensor for name in (*INPUTS, "mask") if (tensor := getattr(problem, name)) is not None
+    }
+    given = {
+        name: name_tensor(tensor, f"{name}_{number}", names, lines)
+        for name, tensor in tensors.items()
+    }
+    upstream = (
+        ""
+        if call.upstream is None
+        else name_tensor(call.upstream, f"upstream_{number}", names, lines)
+    )
     lines += [] if call.seed is None else [f"torch.manual_seed({call.seed})"]
-    lines += [f"attention_{call.build}.{'train' if training else 'eval'}()"] if call.switches else []
-    return lines + (ranks.call(call, given, upstream) if ranks else _plain_call(call, given, upstream))
+    lines += (
+        [f"attention_{call.build}.{'train' if training else 'eval'}()"] if call.switches else []
+    )
+    return lines + (
+        ranks.call(call, given, upstream) if ranks else _plain_call(call, given, upstream)
+    )
 
 
 def _plain_call(call: CallStep, given: Mapping[str, str], upstream: str) -> list[str]:
@@ -132,7 +177,9 @@ def _plain_call(call: CallStep, given: Mapping[str, str], upstream: str) -> list
     inputs += ["is_causal=True"] if problem.is_causal else []
     inputs += [f"{name}={value!r}" for name, value in problem.options.of_scores.items()]
     inputs += ["need_weights=True"] if call.need_weights else []
-    lines = [f"{name}.requires_grad_()" for name in dict.fromkeys(given[name] for name in call.leaves)]
+    lines = [
+        f"{name}.requires_grad_()" for name in dict.fromkeys(given[name] for name in call.leaves)
+    ]
     results = f"output_{number}, weights_{number}, lse_{number}"
     called = f"{results} = attention_{call.build}({', '.join(inputs)})"
     code = MODES[call.mode].code.format(device=problem.query.device.type)
@@ -142,21 +189,32 @@ def _plain_call(call: CallStep, given: Mapping[str, str], upstream: str) -> list
 
 
 def _import(implementation: Implementation, target: str) -> list[str]:
-    """Return the lines that import the implementation, which is looked for among the modules that are loaded."""
+    """Return the lines that import the implementation, which is looked for among the modules that
+    are loaded.
+    """
     original = original_of(implementation)
     for name, file, attribute in names_of(original):
         if name not in MAINS:
             return _import_from(name, file or ".", attribute)
     if not target:
-        return [f"implementation = ...  # put here the object that was judged as {implementation.name!r}"]
+        return [
+            "implementation = ...  # put here the object that was judged as"
+            f" {implementation.name!r}"
+        ]
     _, target = split_name(target)
     place, _, name = target.rpartition(":")
     target = f"{Path(place).resolve()}:{name}" if place.endswith(".py") else target
-    return ["from mha.implementations import resolve", "", f"implementation = resolve({target!r})[0].implementation"]
+    return [
+        "from mha.implementations import resolve",
+        "",
+        f"implementation = resolve({target!r})[0].implementation",
+    ]
 
 
 def _import_from(name: str, file: str, attribute: str) -> list[str]:
-    """Return the lines that import an attribute of a module, whose file may lie in a folder of no package."""
+    """Return the lines that import an attribute of a module, whose file may lie in a folder of no
+    package.
+    """
     path = Path(file).resolve()
     if "." in name or str(path.parent) in sys.path:
         renamed = "" if attribute == "implementation" else " as implementation"

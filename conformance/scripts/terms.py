@@ -1,4 +1,6 @@
-"""Objects of the author's own code in a script: where they are imported from, and how they are made."""
+"""Objects of the author's own code in a script: where they are imported from, and how they are
+made.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from mha.conformance.scripts.literals import literal, literal_of
-from mha.implementations.discovery.loaded import MAINS, attribute, file_of, module_named, names_of, variables_of
+from mha.implementations.discovery.loaded import (
+    MAINS,
+    attribute,
+    file_of,
+    module_named,
+    names_of,
+    variables_of,
+)
 from mha.implementations.discovery.resolve import split_name
 
 # A line that imports this package.
@@ -30,9 +39,11 @@ class InexpressibleError(Exception):
 
 
 class Imports:
-    """The author's objects that a script uses: how they are imported, and what they are, by their names.
+    """The author's objects that a script uses: how they are imported, and what they are, by their
+    names.
 
-    target: how the implementation was named, which says where an object is that no loaded module has.
+    target: how the implementation was named, which says where an object is that no loaded module
+    has.
     """
 
     def __init__(self, target: str = "") -> None:
@@ -43,7 +54,9 @@ class Imports:
         self.values: dict[str, Any] = {}
 
     def name_of(self, value: Any) -> str:
-        """Return the name of a class or a function, writing the lines that import it where it has none yet."""
+        """Return the name of a class or a function, writing the lines that import it where it has
+        none yet.
+        """
         known = next((name for name, each in self.values.items() if each is value), "")
         if known:
             return known
@@ -83,7 +96,10 @@ class Imports:
             module = module_named(name)
             held_as = _attribute(module, value)
             if held_as and name not in MAINS:
-                file, is_name = _without_this_package(module), all(map(str.isidentifier, name.split(".")))
+                file, is_name = (
+                    _without_this_package(module),
+                    all(map(str.isidentifier, name.split("."))),
+                )
                 return name if is_name else "", held_as, file
         file, _, held_as = self.target.rpartition(":")
         if not file.endswith(".py"):
@@ -95,7 +111,9 @@ class Imports:
 
 
 def _attribute(module: object, value: Any) -> str:
-    """Return the name of a value in a module, its own one first; empty if the module does not have it."""
+    """Return the name of a value in a module, its own one first; empty if the module does not have
+    it.
+    """
     own = str(getattr(value, "__name__", ""))
     held = variables_of(module)
     if own and held.get(own) is value:
@@ -104,7 +122,9 @@ def _attribute(module: object, value: Any) -> str:
 
 
 def _without_this_package(module: object) -> str:
-    """Return the file of a module, if it has one; raises InexpressibleError where it imports this package."""
+    """Return the file of a module, if it has one; raises InexpressibleError where it imports this
+    package.
+    """
     file, name = file_of(module), str(attribute(module, "__name__", ""))
     if name.partition(".")[0] == "mha":
         raise InexpressibleError("it is about a class or a function of that package")
@@ -114,19 +134,25 @@ def _without_this_package(module: object) -> str:
 
 
 def _root(module: str, path: Path) -> Path | None:
-    """Return the folder from which a module is imported; None where every Python of the environment finds it."""
+    """Return the folder from which a module is imported; None where every Python of the environment
+    finds it.
+    """
     path = path.resolve()
     parts = module.split(".")
     inside = path.parent if path.name == "__init__.py" else path.with_suffix("")
     if [*inside.parts[-len(parts) :]] != parts:
         return None
     root = inside.parents[len(parts) - 1]
-    everywhere = {Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "purelib", "platlib")}
+    everywhere = {
+        Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "purelib", "platlib")
+    }
     return None if everywhere & {root, *root.parents} else root
 
 
 def value_code(value: Any, imports: Imports) -> str:
-    """Return an expression for an argument; raises InexpressibleError for an object of an unknown kind."""
+    """Return an expression for an argument; raises InexpressibleError for an object of an unknown
+    kind.
+    """
     if isinstance(value, Tensor):
         return literal(value)
     if isinstance(value, NUMBERS):
@@ -146,7 +172,9 @@ def _container_code(value: Any, imports: Imports) -> str:
         return f"{{{', '.join(f'{key!r}: {value_code(item, imports)}' for key, item in value.items())}}}"
     items = [value_code(item, imports) for item in value]
     return (
-        f"[{', '.join(items)}]" if isinstance(value, list) else f"({''.join(f'{item}, ' for item in items).rstrip()})"
+        f"[{', '.join(items)}]"
+        if isinstance(value, list)
+        else f"({''.join(f'{item}, ' for item in items).rstrip()})"
     )
 
 
@@ -156,7 +184,8 @@ def named_code(given: Mapping[str, Any], imports: Imports) -> str:
 
 
 def made_code(constructor: Any, given: Mapping[str, str], imports: Imports) -> str:
-    """Return the call of a class or a function that makes a module; given: the code of each argument.
+    """Return the call of a class or a function that makes a module; given: the code of each
+    argument.
 
     A `functools.partial` that no module has is written out.
     """
@@ -175,7 +204,8 @@ def _is_held(value: Any) -> bool:
 
 
 def config_lines(value: Any, name: str, imports: Imports) -> tuple[str, list[str]]:
-    """Return the expression for an object of the author's own config class, and the lines that must stand before it.
+    """Return the expression for an object of the author's own config class, and the lines that must
+    stand before it.
 
     Its attributes that the constructor does not take are set afterwards, under a name.
     """
@@ -192,7 +222,10 @@ def config_lines(value: Any, name: str, imports: Imports) -> tuple[str, list[str
     made = f"{imports.name_of(cls)}({named_code(given, imports)})"
     if not others:
         return made, []
-    return name, [f"{name} = {made}", *(f"{name}.{key} = {value_code(x, imports)}" for key, x in others.items())]
+    return name, [
+        f"{name} = {made}",
+        *(f"{name}.{key} = {value_code(x, imports)}" for key, x in others.items()),
+    ]
 
 
 def is_default(value: Any, default: Any) -> bool:

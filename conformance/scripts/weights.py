@@ -1,4 +1,6 @@
-"""Where the weights of the contract are in the author's module, as code: to load them, and for their gradients."""
+"""Where the weights of the contract are in the author's module, as code: to load them, and for
+their gradients.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,20 @@ class Stored:
         return [f"{self.kind}_{role}" for role in self.entry.roles]
 
     def pattern(self) -> tuple[str, str, dict[str, int]] | None:
-        """Return the layout of a weight in the contract and in the module, and the sizes of axes that it knows."""
+        """Return the layout of a weight in the contract and in the module, and the sizes of axes
+        that it knows.
+        """
         if not self.entry.pattern:
             return None
         left, right = self.entry.sides(self.kind)
         return left, right, {"r": len(self.entry.roles), "e": self.entry.head_dim}
 
-    def values(self, weights: Mapping[str, str], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-        """Return the code of each tensor; weights: the names of the contract's, shapes: theirs, by their names."""
+    def values(
+        self, weights: Mapping[str, str], shapes: Mapping[str, Sequence[int]]
+    ) -> dict[str, str]:
+        """Return the code of each tensor; weights: the names of the contract's, shapes: theirs, by
+        their names.
+        """
         codes = [weights[name] for name in self.names]
         whole = codes[0] if len(codes) == 1 else f"torch.cat(({', '.join(codes)}))"
         rows, count = sum(shapes[name][0] for name in self.names), len(self.tensors)
@@ -55,7 +63,10 @@ class Stored:
             return parts
         columns = shapes[self.names[0]][1:]
         own = dict.fromkeys(parts, (rows // count, *columns))
-        return {name: shape_as(part, own[name], self.tensors[name].shape) for name, part in parts.items()}
+        return {
+            name: shape_as(part, own[name], self.tensors[name].shape)
+            for name, part in parts.items()
+        }
 
     def gradient(self, name: str, code: str, rows: Mapping[str, int]) -> str:
         """Return the code of the gradient of a weight; code: of the module. rows: of each weight."""
@@ -80,7 +91,9 @@ class Stored:
         return gradient
 
 
-def stored(module: nn.Module, paths: Mapping[str, ParameterPath], head_dim: int) -> Iterator[Stored]:
+def stored(
+    module: nn.Module, paths: Mapping[str, ParameterPath], head_dim: int
+) -> Iterator[Stored]:
     """Yield where the weights are in a module; paths: see `from_module`."""
     for key, path in paths.items():
         entry = read_entry("", key, path, head_dim)
@@ -92,7 +105,8 @@ def stored(module: nn.Module, paths: Mapping[str, ParameterPath], head_dim: int)
             yield Stored(entry, entry.kind, tensors)
         for kind, attribute in (("w", "weight"), ("b", "bias")) if not tensors else ():
             held: dict[str, Any] = {
-                f"{name}.{attribute}": getattr(layer, attribute, None) for name, layer in members.items()
+                f"{name}.{attribute}": getattr(layer, attribute, None)
+                for name, layer in members.items()
             }
             if held and all(isinstance(each, Tensor) for each in held.values()):
                 yield Stored(entry, kind, held)
@@ -124,8 +138,11 @@ def path_code(code: str, name: str) -> str:
     return code
 
 
-def weight_codes(places: Sequence[Stored], weights: Weights, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the code of the tensors of a module that weights are loaded into, by their dotted names.
+def weight_codes(
+    places: Sequence[Stored], weights: Weights, names: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the code of the tensors of a module that weights are loaded into, by their dotted
+    names.
 
     names: of the weights in the script. Tensors that these do not give to the bit are left out.
     """

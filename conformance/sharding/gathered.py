@@ -1,4 +1,6 @@
-"""A sharded implementation as one that is not: its attention runs on ranks, and gathers what they return."""
+"""A sharded implementation as one that is not: its attention runs on ranks, and gathers what they
+return.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,17 @@ from mha.conformance.sharding.rank import Build, Call, Differentiate
 from mha.implementations.adapters.pickled import pickled
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.discovery.resolve import original_of
-from mha.spec import Attention, Claims, Config, Implementation, Options, Output, Sharded, Weights, positions
+from mha.spec import (
+    Attention,
+    Claims,
+    Config,
+    Implementation,
+    Options,
+    Output,
+    Sharded,
+    Weights,
+    positions,
+)
 from mha.spec.problem import INPUTS
 from mha.spec.rounding import MOST_MERGES
 
@@ -44,11 +56,13 @@ class OnRanks:
         """The claims of the implementation."""
         return self.implementation.claims
 
-    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> Gathered:
+    def build(
+        self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
+    ) -> Gathered:
         """Build the attention on every rank.
 
-        Raises what all ranks raise, `RankError` if they disagree, and ImplementationError where the implementation
-        cannot be sent to them or claims no such number of ranks.
+        Raises what all ranks raise, `RankError` if they disagree, and ImplementationError where the
+        implementation cannot be sent to them or claims no such number of ranks.
         """
         if refused := refused_ranks(self.implementation, len(self.members)):
             raise ImplementationError(refused)
@@ -63,13 +77,21 @@ class OnRanks:
 class Gathered(nn.Module):
     """An attention whose forward and backward passes run on ranks.
 
-    copies: what every rank returned of a tensor that each has whole, by name: "output", and after a backward pass
-    inputs, and weights.
+    copies: what every rank returned of a tensor that each has whole, by name: "output", and after a
+    backward pass inputs, and weights.
     """
 
-    def __init__(self, on: OnRanks, config: Config, weights: Weights, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, on: OnRanks, config: Config, weights: Weights, dtype: torch.dtype, device: str
+    ) -> None:
         super().__init__()
-        self.on, self.config, self.weights, self.dtype, self.device = on, config, weights, dtype, device
+        self.on, self.config, self.weights, self.dtype, self.device = (
+            on,
+            config,
+            weights,
+            dtype,
+            device,
+        )
         self.copies: dict[str, list[Tensor]] = {}
         self.number = next(_numbers)
         self.names = [name for name, _ in weights.named()]
@@ -79,11 +101,22 @@ class Gathered(nn.Module):
         self._build()
 
     def _build(self) -> None:
-        """Build the attention on the ranks, unless it is there: other ranks may have been started since."""
+        """Build the attention on the ranks, unless it is there: other ranks may have been started
+        since.
+        """
         if self.joined == group.joined and group.members:
             return
         code, files = pickled(self.on.implementation)
-        build = Build(self.number, code, files, tuple(sys.path), self.config, self.weights, self.dtype, self.device)
+        build = Build(
+            self.number,
+            code,
+            files,
+            tuple(sys.path),
+            self.config,
+            self.weights,
+            self.dtype,
+            self.device,
+        )
         group.join(self.on.members, self.device, self.on.implementation)
         group.ask([build] * self.size)
         self.joined = group.joined
@@ -105,12 +138,21 @@ class Gathered(nn.Module):
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""
         held = {name: getattr(self, name) for name in self.names}
-        return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in held.items()}
+        return {
+            name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+            for name, p in held.items()
+        }
 
     def in_larger_group(self) -> Gathered:
         """Return the same attention on the last ranks of a group that has one more."""
         members = tuple(range(1, self.size + 1))
-        return Gathered(OnRanks(self.on.implementation, members), self.config, self.weights, self.dtype, self.device)
+        return Gathered(
+            OnRanks(self.on.implementation, members),
+            self.config,
+            self.weights,
+            self.dtype,
+            self.device,
+        )
 
     def parts(self, name: str, whole: Tensor) -> list[Tensor]:
         """Return what each rank gets of a tensor (B, length, width) that has a placement."""
@@ -118,13 +160,17 @@ class Gathered(nn.Module):
             return [whole] * self.size
         return [whole[:, places] for places in self.places(whole.shape[1])]
 
-    def shared_out(self, inputs: Mapping[str, Tensor], mask: Tensor | None) -> list[dict[str, Tensor | None]]:
+    def shared_out(
+        self, inputs: Mapping[str, Tensor], mask: Tensor | None
+    ) -> list[dict[str, Tensor | None]]:
         """Return the inputs and the mask of each rank, by name.
 
         Inputs that are one tensor are one on each rank, if they are placed alike.
         """
         parts: dict[tuple[int, bool], list[Tensor]] = {}
-        given: dict[str, list[Any]] = {"mask": [None] * self.size if mask is None else self.rows(mask.detach())}
+        given: dict[str, list[Any]] = {
+            "mask": [None] * self.size if mask is None else self.rows(mask.detach())
+        }
         for name, tensor in inputs.items():
             same = id(tensor), self.is_sharded(name)
             if same not in parts:
@@ -147,7 +193,9 @@ class Gathered(nn.Module):
         if not self.is_sharded(name):
             self.copies[name] = list(parts)
             return parts[0]
-        return torch.cat(list(parts), dim).index_select(dim, torch.cat(self.places(length)).argsort().to(self.device))
+        return torch.cat(list(parts), dim).index_select(
+            dim, torch.cat(self.places(length)).argsort().to(self.device)
+        )
 
     def is_sharded(self, name: str) -> bool:
         """Return whether a tensor is sharded over the sequence."""
@@ -162,15 +210,27 @@ class _OnRanks(torch.autograd.Function):
     """One call on all ranks, and its backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, attention: Gathered, options: Options, grad_mode: str, *tensors: Tensor | None) -> Tensor:
-        """Send each rank its parts, and gather the output. tensors: query, key, value, mask, and the weights."""
-        mask, inputs = tensors[3], {name: x for name, x in zip(INPUTS, tensors, strict=False) if x is not None}
-        needed = dict(zip((*INPUTS, "mask", *attention.names), ctx.needs_input_grad[3:], strict=True))
+    def forward(
+        ctx: Any, attention: Gathered, options: Options, grad_mode: str, *tensors: Tensor | None
+    ) -> Tensor:
+        """Send each rank its parts, and gather the output. tensors: query, key, value, mask, and
+        the weights.
+        """
+        mask, inputs = (
+            tensors[3],
+            {name: x for name, x in zip(INPUTS, tensors, strict=False) if x is not None},
+        )
+        needed = dict(
+            zip((*INPUTS, "mask", *attention.names), ctx.needs_input_grad[3:], strict=True)
+        )
         wanted = tuple(name for name in (*INPUTS, "mask") if needed[name] and grad_mode == "grad")
         given = attention.shared_out(inputs, mask)
-        seed = int(torch.randint(1 << 31, ())) if attention.training and attention.config.drops else 0
+        seed = (
+            int(torch.randint(1 << 31, ())) if attention.training and attention.config.drops else 0
+        )
         requests = [
-            Call(attention.number, parts, options, attention.training, grad_mode, wanted, seed) for parts in given
+            Call(attention.number, parts, options, attention.training, grad_mode, wanted, seed)
+            for parts in given
         ]
         outputs = group.ask(requests)
         ctx.attention, ctx.inputs, ctx.mask, ctx.needed = attention, inputs, mask, needed
@@ -182,9 +242,13 @@ class _OnRanks(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
         """Send each rank its part of the upstream gradient, and gather the gradients."""
         attention, mask = ctx.attention, ctx.mask
-        needs_weights = attention.on.claims.weight_gradients and any(ctx.needed[name] for name in attention.names)
+        needs_weights = attention.on.claims.weight_gradients and any(
+            ctx.needed[name] for name in attention.names
+        )
         parts = attention.parts("output", upstream)
-        answers = group.ask([Differentiate(attention.number, part, needs_weights) for part in parts])
+        answers = group.ask(
+            [Differentiate(attention.number, part, needs_weights) for part in parts]
+        )
         found: dict[str, Tensor] = {}
         for name in answers[0]:
             own = [answer[name] for answer in answers]
@@ -213,14 +277,21 @@ def _checked(attention: Gathered, name: str, parts: list[Tensor], like: Tensor) 
     for rank, (part, own) in enumerate(zip(parts, expected, strict=True)):
         shape = (*own.shape[:2], attention.config.d_model) if name == "output" else own.shape
         if part.shape != shape:
-            raise ValueError(f"rank {rank} has a part of {name} of shape {tuple(part.shape)}, but should have {shape}")
+            raise ValueError(
+                f"rank {rank} has a part of {name} of shape {tuple(part.shape)}, but should have"
+                f" {shape}"
+            )
     return attention.gathered(name, parts, like.shape[1])
 
 
 def on_ranks(implementation: Implementation, ranks: int) -> Implementation:
     """Return an implementation on so many ranks; as it is if that is 0, or if it is not sharded."""
     original = original_of(implementation)
-    return OnRanks(original, tuple(range(ranks))) if ranks and isinstance(original, Sharded) else implementation
+    return (
+        OnRanks(original, tuple(range(ranks)))
+        if ranks and isinstance(original, Sharded)
+        else implementation
+    )
 
 
 def refused_ranks(implementation: Implementation, ranks: int) -> str:
@@ -241,7 +312,9 @@ def runs_on_ranks_only(implementation: Implementation) -> bool:
 
 
 def claims_on_ranks(claims: Claims, ranks: int) -> Claims:
-    """Return the claims with the number of ranks, and one rescaling more for each merge: over n ranks, n - 1."""
+    """Return the claims with the number of ranks, and one rescaling more for each merge: over n
+    ranks, n - 1.
+    """
     if ranks < 2:
         return claims
     merges = min(claims.rounding.merges + ranks - 1, MOST_MERGES)
@@ -250,7 +323,9 @@ def claims_on_ranks(claims: Claims, ranks: int) -> Claims:
 
 
 def keys_of_rank(implementation: Implementation, rank: int, ranks: int, length: int) -> Tensor:
-    """Return boolean (S,): which of so many keys a rank has; those of a contiguous order if all ranks have all."""
+    """Return boolean (S,): which of so many keys a rank has; those of a contiguous order if all
+    ranks have all.
+    """
     original = original_of(implementation)
     order = original.order if isinstance(original, Sharded) else "contiguous"
     own = torch.zeros(length, dtype=torch.bool)

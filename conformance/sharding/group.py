@@ -1,4 +1,6 @@
-"""The judge's side of the ranks: processes of their own, started at the first use, and ended with the judge."""
+"""The judge's side of the ranks: processes of their own, started at the first use, and ended with
+the judge.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,19 @@ from mha.implementations.discovery.errors import UnavailableError, one_line
 STARTING, TIMEOUT = 180.0, 60.0
 # ... and how long the others may, once one rank has raised or died.
 GRACE = 10.0
-# A judge that wakes this long after its deadline was stopped, as by a scheduler, and the ranks perhaps with it.
+# A judge that wakes this long after its deadline was stopped, as by a scheduler, and the ranks
+# perhaps with it.
 STOPPED = 1.0
-# A collective that nobody has waited for, as in DTensor, keeps its group, and threads of gloo with it.
+# A collective that nobody has waited for, as in DTensor, keeps its group, and threads of gloo with
+# it.
 MOST_GROUPS = 64
 CODE = "import sys; from mha.conformance.sharding.rank import main; main(int(sys.argv[1]))"
 # In what gloo raises: the place in its sources.
 OF_GLOO = "/gloo/"
 # How gloo names the other side of a connection: by a port that no other run has.
 PEER = re.compile(r"\[[\da-f.:]+\]:\d+")
-# The loopback interface, where its name is known; gloo asks for an interface or a host name that resolves.
+# The loopback interface, where its name is known; gloo asks for an interface or a host name that
+# resolves.
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 
@@ -80,9 +85,11 @@ class Process:
 class Group:
     """The ranks of this process, which judge one implementation after another.
 
-    members: the ranks of the mesh, by their numbers in the group; none before the first use, and after a failure.
-    joined: how many groups there have been. entered: how many of them these processes were in. user: what the last one
-    was made for; another implementation gets a group without messages that were left unread.
+    members: the ranks of the mesh, by their numbers in the group; none before the first use, and
+        after a failure.
+    joined: how many groups there have been. entered: how many of them these processes were in.
+        user: what the last one was made for; another implementation gets a group without messages
+        that were left unread.
     """
 
     def __init__(self) -> None:
@@ -118,13 +125,16 @@ class Group:
             self._ask(range(world_size), requests, timeout)
         except Exception as error:
             self.end()
-            raise UnavailableError(f"no group of {len(members)} ranks can be made: {one_line(error)}") from error
+            raise UnavailableError(
+                f"no group of {len(members)} ranks can be made: {one_line(error)}"
+            ) from error
         self.user, self.members = user, members
 
     def ask(self, requests: Sequence[object]) -> list[Any]:
         """Send a request to each member, and return their answers.
 
-        Raises what they raised if all of them did, and RankError if only some did, or one died or did not end.
+        Raises what they raised if all of them did, and RankError if only some did, or one died or
+        did not end.
         """
         return self._ask(self.members, requests, TIMEOUT)
 
@@ -133,8 +143,12 @@ class Group:
             with suppress(OSError):  # it has died, which reading shows
                 self.processes[rank].connection.send_bytes(pickle.dumps(request))
         try:
-            answers = self._collect({self.processes[rank].connection: rank for rank in ranks}, timeout)
-        except BaseException:  # such as Ctrl-C: answers that come later would be taken for those to other requests
+            answers = self._collect(
+                {self.processes[rank].connection: rank for rank in ranks}, timeout
+            )
+        except (
+            BaseException
+        ):  # such as Ctrl-C: answers that come later would be taken for those to other requests
             self.end()
             raise
         return self._results(ranks, answers)
@@ -154,7 +168,9 @@ class Group:
         return [result[0] for result in results if result is not None]
 
     def _collect(self, waiting: dict[Any, int], timeout: float) -> dict[int, Any]:
-        """Return the answers that come in time by rank, each as a tuple of one unless it was raised."""
+        """Return the answers that come in time by rank, each as a tuple of one unless it was
+        raised.
+        """
         answers: dict[int, Any] = {}
         end = monotonic() + timeout
         while waiting:
@@ -177,7 +193,9 @@ class Group:
         return answers
 
     def _story(self, ranks: Sequence[int], answers: dict[int, Any]) -> str:
-        """Return what became of each rank, those first that died: what the others raise then is not the cause."""
+        """Return what became of each rank, those first that died: what the others raise then is not
+        the cause.
+        """
         dead: list[str] = []
         others: list[str] = []
         for member, rank in enumerate(ranks):
@@ -185,7 +203,9 @@ class Group:
             if answer is None and (status := self.processes[rank].end()) is not None:
                 dead.append(f"rank {member} died with status {status}")
             elif isinstance(answer, Raised):
-                first_line = PEER.sub("another rank", next(iter(str(answer.error).strip().splitlines()), ""))[:200]
+                first_line = PEER.sub(
+                    "another rank", next(iter(str(answer.error).strip().splitlines()), "")
+                )[:200]
                 others.append(f"rank {member} raised {type(answer.error).__name__}: {first_line}")
             else:
                 others.append(f"rank {member} {'did not end' if answer is None else 'returned'}")

@@ -1,4 +1,6 @@
-"""What runs in the process of a rank: it joins a group, builds an attention, and calls it, as it is asked to."""
+"""What runs in the process of a rank: it joins a group, builds an attention, and calls it, as it is
+asked to.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,18 @@ from mha.spec import Config, Differentiable, Options, Output, Weights
 
 # Modules that a rank keeps, the last ones that were built.
 KEPT = 8
-GRAD_MODES: Mapping[str, Any] = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+GRAD_MODES: Mapping[str, Any] = {
+    "grad": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
 
 
 @dataclass(frozen=True)
 class Join:
-    """Join a group. number: of the group, a new one each time. port: of the store. members: the ranks of the mesh."""
+    """Join a group. number: of the group, a new one each time. port: of the store. members: the
+    ranks of the mesh.
+    """
 
     number: int
     port: int
@@ -45,7 +53,9 @@ class Join:
 
 @dataclass(frozen=True)
 class Build:
-    """Build an attention. code: a pickled `Sharded`. files: of the modules that it is in, by their names."""
+    """Build an attention. code: a pickled `Sharded`. files: of the modules that it is in, by their
+    names.
+    """
 
     number: int
     code: bytes
@@ -74,7 +84,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Differentiate:
-    """Differentiate the last call of an attention. weights: whether to return their gradients as well."""
+    """Differentiate the last call of an attention. weights: whether to return their gradients as
+    well.
+    """
 
     number: int
     upstream: Tensor
@@ -132,7 +144,9 @@ class Rank:
             timeout=timedelta(seconds=request.timeout),
         )
         if len(request.members) == request.world_size:
-            self.mesh = DeviceMesh.from_group(dist.distributed_c10d._get_default_group(), request.device)
+            self.mesh = DeviceMesh.from_group(
+                dist.distributed_c10d._get_default_group(), request.device
+            )
         else:
             self.mesh = DeviceMesh(request.device, list(request.members))
 
@@ -167,8 +181,14 @@ class Rank:
             # A collective of torch returns a tensor that waits for it when it is first used.
             output = output if type(output) is Tensor else output.clone()
             if type(output) is not Tensor:
-                raise TypeError(f"a rank should return its part as a torch.Tensor, not as {type(output).__name__}")
-        self.graphs[request.number] = {name: leaf for name, leaf in leaves.values() if leaf is not None}, output
+                raise TypeError(
+                    "a rank should return its part as a torch.Tensor, not as"
+                    f" {type(output).__name__}"
+                )
+        self.graphs[request.number] = (
+            {name: leaf for name, leaf in leaves.values() if leaf is not None},
+            output,
+        )
         return output.detach()
 
     def differentiate(self, request: Differentiate) -> dict[str, Tensor]:
@@ -178,7 +198,10 @@ class Rank:
             module.zero_grad(set_to_none=True)
         if output.requires_grad:
             output.backward(request.upstream)
-        found = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
+        found = {
+            name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            for name, leaf in leaves.items()
+        }
         if request.weights:
             attention: Differentiable = module
             found |= attention.weight_gradients()
@@ -197,7 +220,9 @@ def _sendable(error: BaseException) -> Exception:
 
 
 def _ensure_importable(name: str, file: str) -> None:
-    """Load a module from its file unless it can be imported, or is loaded already; `__main__` is never run as such."""
+    """Load a module from its file unless it can be imported, or is loaded already; `__main__` is
+    never run as such.
+    """
     if name in sys.modules and name != "__main__":
         return
     if name != "__main__":

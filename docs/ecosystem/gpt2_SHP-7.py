@@ -4,7 +4,10 @@ import torch
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention, GPT2Config
 
 module = GPT2Attention(GPT2Config(n_embd=8, n_head=2, attn_implementation="eager")).eval()
-for name, x in (("contiguous", torch.randn(2, 3, 8)), ("transposed", torch.randn(3, 2, 8).transpose(0, 1))):
+for name, x in (
+    ("contiguous", torch.randn(2, 3, 8)),
+    ("transposed", torch.randn(3, 2, 8).transpose(0, 1)),
+):
     try:
         print(name, tuple(module(x)[0].shape))
     except RuntimeError as error:

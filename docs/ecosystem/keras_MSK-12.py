@@ -9,5 +9,11 @@ import torch
 layer, x = keras.layers.MultiHeadAttention(2, 4), torch.randn(1, 3, 8)
 allowed = torch.tensor([True, True, False]).expand(1, 3, 3)
 additive = torch.zeros(1, 3, 3).masked_fill(~allowed, float("-inf"))
-print("boolean: ", layer(x, x, attention_mask=allowed, return_attention_scores=True)[1][0, 0, 0].tolist())
-print("additive:", layer(x, x, attention_mask=additive, return_attention_scores=True)[1][0, 0, 0].tolist())
+print(
+    "boolean: ",
+    layer(x, x, attention_mask=allowed, return_attention_scores=True)[1][0, 0, 0].tolist(),
+)
+print(
+    "additive:",
+    layer(x, x, attention_mask=additive, return_attention_scores=True)[1][0, 0, 0].tolist(),
+)

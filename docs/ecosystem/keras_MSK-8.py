@@ -9,4 +9,7 @@ import torch
 layer, x = keras.layers.MultiHeadAttention(2, 4), torch.randn(1, 3, 8)
 mask = torch.zeros(1, 3, 3, dtype=torch.bool)
 print("without scores:", layer(x, x, attention_mask=mask)[0, 0].tolist())
-print("with scores:   ", layer(x, x, attention_mask=mask, return_attention_scores=True)[0][0, 0].tolist())
+print(
+    "with scores:   ",
+    layer(x, x, attention_mask=mask, return_attention_scores=True)[0][0, 0].tolist(),
+)

@@ -13,6 +13,8 @@ for name, mask in (
     for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
         with sdpa_kernel(backend):
             try:
-                print(name, backend.name, tuple(F.scaled_dot_product_attention(q, q, q, mask).shape))
+                print(
+                    name, backend.name, tuple(F.scaled_dot_product_attention(q, q, q, mask).shape)
+                )
             except RuntimeError as error:
                 print(name, backend.name, "rejected:", error)

@@ -10,5 +10,9 @@ for name in ("eager", "sdpa"):
     module = GPT2Attention(GPT2Config(n_embd=8, n_head=2, attn_implementation=name)).eval()
     torch.nn.init.normal_(module.c_attn.weight)
     outputs[name] = module(x)[0], module(x, is_causal=True)[0]
-print("no mask:       eager - sdpa =", (outputs["eager"][0] - outputs["sdpa"][0]).abs().max().item())
-print("is_causal=True: eager - sdpa =", (outputs["eager"][1] - outputs["sdpa"][1]).abs().max().item())
+print(
+    "no mask:       eager - sdpa =", (outputs["eager"][0] - outputs["sdpa"][0]).abs().max().item()
+)
+print(
+    "is_causal=True: eager - sdpa =", (outputs["eager"][1] - outputs["sdpa"][1]).abs().max().item()
+)

@@ -11,5 +11,7 @@ x, padding = torch.randn(1, 4, 8), torch.tensor([[False, True, True, True]])  # 
 mask = eager_mask(batch_size=1, q_length=4, kv_length=4, attention_mask=padding)
 changed = x.clone()
 changed[:, 3] += 1.0
-difference = (module(changed, attention_mask=mask)[0] - module(x, attention_mask=mask)[0]).abs().amax(-1)[0]
+difference = (
+    (module(changed, attention_mask=mask)[0] - module(x, attention_mask=mask)[0]).abs().amax(-1)[0]
+)
 print("the last input changed; the outputs before it changed by:", difference[:3].tolist())

@@ -4,5 +4,10 @@ import torch
 from transformers.models.vit.modeling_vit import ViTAttention, ViTConfig
 
 torch.manual_seed(0)
-config = ViTConfig(hidden_size=8, num_attention_heads=2, attention_probs_dropout_prob=0.5, attn_implementation="eager")
+config = ViTConfig(
+    hidden_size=8,
+    num_attention_heads=2,
+    attention_probs_dropout_prob=0.5,
+    attn_implementation="eager",
+)
 print(ViTAttention(config).train()(torch.randn(1, 4, 8))[1].sum(-1)[0, 0].tolist())

@@ -8,4 +8,7 @@ torch.manual_seed(0)
 q, k, v = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 8)
 out = Attend(heads=4)(q, k, v)[0]
 for name, pair in (("h // groups", [0, 0, 1, 1]), ("h % kv_heads", [0, 1, 0, 1])):
-    print(name, torch.allclose(out, F.scaled_dot_product_attention(q, k[:, pair], v[:, pair]), atol=1e-6))
+    print(
+        name,
+        torch.allclose(out, F.scaled_dot_product_attention(q, k[:, pair], v[:, pair]), atol=1e-6),
+    )

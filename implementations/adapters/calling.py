@@ -1,4 +1,6 @@
-"""How a module or a kernel is called: by its own names, with the inputs, the masks and the flags in its own form."""
+"""How a module or a kernel is called: by its own names, with the inputs, the masks and the flags in
+its own form.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from torch.autograd.graph import increment_version
 from mha.implementations.adapters.mask_forms import MaskFormat, Sizes, allow_all, shape_mask
 from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING, OPTION_NAMES, PADDING_NAMES
 from mha.implementations.adapters.outputs import as_output
-from mha.implementations.adapters.signature import Signature, call_parameters, signature_of, takes_two
+from mha.implementations.adapters.signature import (
+    Signature,
+    call_parameters,
+    signature_of,
+    takes_two,
+)
 from mha.implementations.discovery.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Options, Output, causal_mask, join_causal
 from mha.spec.masks import form_of
@@ -56,41 +63,58 @@ def read_signature(
 ) -> Signature:
     """Return what the parameters of a function mean, if it can be called by name with these masks.
 
-    label: the name in messages. self_attention: as for `signature_of`. memory_optional, query_last: as for
-    `from_module`.
+    label: the name in messages. self_attention: as for `signature_of`. memory_optional, query_last:
+    as for `from_module`.
 
-    Raises ImplementationError for a signature that cannot be read, an unknown convention or shape of masks, and where
-    a convention is declared for which the function has no parameter, or inputs that it does not take.
+    Raises ImplementationError for a signature that cannot be read, an unknown convention or shape
+    of masks, and where a convention is declared for which the function has no parameter, or inputs
+    that it does not take.
     """
     masks.validate(label)
     try:
         parameters = call_parameters(function)
     except ValueError as error:
-        raise ImplementationError(f"{label}: {error}; wrap it in a Python function or pass call=...") from error
+        raise ImplementationError(
+            f"{label}: {error}; wrap it in a Python function or pass call=..."
+        ) from error
     options: dict[str, Any] = {"padding": masks.padding is not None, "query_last": query_last}
     signature = signature_of(parameters, **options, self_attention=self_attention)
     _require_masks(label, signature, masks, ", ".join(parameters))
     if query_last is not None and not takes_two(parameters):
-        raise ImplementationError(f"{label}: query_last={query_last}, but it does not take two inputs; leave that out")
+        raise ImplementationError(
+            f"{label}: query_last={query_last}, but it does not take two inputs; leave that out"
+        )
     if memory_optional and signature.has_optional_memory:
         return replace(signature, alone=signature_of(parameters, **options, self_attention=True))
     if memory_optional:
         raise ImplementationError(
-            f"{label}: memory_optional=True, but its calls have no memory that has a default; leave that out"
+            f"{label}: memory_optional=True, but its calls have no memory that has a default; leave"
+            " that out"
         )
     return signature
 
 
 def _require_masks(label: str, signature: Signature, masks: MaskFormat, parameters: str) -> None:
-    """Raise ImplementationError where a function has no parameter for masks of a declared convention."""
-    needs = {"mask": (masks.convention, signature.mask), "padding": (masks.padding, signature.padding)}
+    """Raise ImplementationError where a function has no parameter for masks of a declared
+    convention.
+    """
+    needs = {
+        "mask": (masks.convention, signature.mask),
+        "padding": (masks.padding, signature.padding),
+    }
     for option, (convention, name) in needs.items():
         if convention and not name:
             known = ", ".join(OPTION_NAMES["mask"] if option == "mask" else PADDING_NAMES)
-            kind = "a padding mask" if option == "padding" else "another mask" if masks.padding else "a mask"
+            kind = (
+                "a padding mask"
+                if option == "padding"
+                else "another mask"
+                if masks.padding
+                else "a mask"
+            )
             raise ImplementationError(
-                f"{label}: {option}={convention!r}, but none of its parameters ({parameters}) has a known "
-                f"name of {kind} ({known}); pass {option}=None or call=..."
+                f"{label}: {option}={convention!r}, but none of its parameters ({parameters}) has a"
+                f" known name of {kind} ({known}); pass {option}=None or call=..."
             )
 
 
@@ -122,12 +146,14 @@ def call_by_name(
     masks: MaskFormat,
     weights: int | None = None,
 ) -> CallByName:
-    """Return a `Call` that passes everything by the function's own names, and inputs it does not name by position.
+    """Return a `Call` that passes everything by the function's own names, and inputs it does not
+    name by position.
 
-    A function without a causal flag gets the causal mask, aligned as claimed, joined to the mask. One with a single
-    input for key and value gets the key; one with a single input gets the query.
-    label: the name in messages. layout: the axes of the inputs in order, among them b (batch) and l (length). weights:
-    as for `as_output`.
+    A function without a causal flag gets the causal mask, aligned as claimed, joined to the mask.
+        One with a single input for key and value gets the key; one with a single input gets the
+        query.
+    label: the name in messages. layout: the axes of the inputs in order, among them b (batch) and l
+        (length). weights: as for `as_output`.
 
     Raises ImplementationError for claims that no call can express.
     """
@@ -135,15 +161,20 @@ def call_by_name(
         lower = ", ".join(f"{name}={value!r}" for name, value in most.items())
         claimed = ", ".join(f"{name}={_plain(getattr(claims, name))}" for name in most)
         raise ImplementationError(
-            f"{label}: no call of it can express the claims {claimed}; claim {lower} or pass call=..."
+            f"{label}: no call of it can express the claims {claimed}; claim {lower} or pass"
+            " call=..."
         )
     axes = layout.replace("(b h)", "b").replace("(h d)", "d").split()
     of_heads, merged = "h" in layout and "(h d)" not in layout, "(b h)" in layout
     batch, length = axes.index("b"), axes.index("l")
-    call = CallByName(label, signature, claims, masks, batch, length, of_heads, merged, weights=weights)
+    call = CallByName(
+        label, signature, claims, masks, batch, length, of_heads, merged, weights=weights
+    )
     if signature.alone is None:
         return call
-    alone = call_by_name(label, signature.alone, replace(claims, cross_attention=False), layout, masks, weights)
+    alone = call_by_name(
+        label, signature.alone, replace(claims, cross_attention=False), layout, masks, weights
+    )
     return replace(call, alone=alone)
 
 
@@ -151,10 +182,11 @@ def call_by_name(
 class CallByName:
     """A `Call` by the names of a function's parameters; made by `call_by_name`.
 
-    of_heads: whether the inputs are of heads, so that their last axis is d_k. merged: whether the batch's axis is that
-    of the heads too. same_shape: whether the output has the shape of the query. n_heads: H, to which masks are expanded
-    that the function takes for each head. weights: as for `as_output`. alone: for query, key and value that are one
-    tensor, the call that leaves out a memory; None if it is always passed. head_dim: d_k.
+    of_heads: whether the inputs are of heads, so that their last axis is d_k. merged: whether the
+    batch's axis is that of the heads too. same_shape: whether the output has the shape of the
+    query. n_heads: H, to which masks are expanded that the function takes for each head. weights:
+    as for `as_output`. alone: for query, key and value that are one tensor, the call that leaves
+    out a memory; None if it is always passed. head_dim: d_k.
     """
 
     label: str
@@ -179,7 +211,9 @@ class CallByName:
         call = replace(self, batch_axis=batch_axis, length_axis=length_axis, alone=alone)
         return replace(call, n_heads=config.n_heads, head_dim=config.head_dim)
 
-    def __call__(self, target: Any, /, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
+    def __call__(
+        self, target: Any, /, query: Tensor, key: Tensor, value: Tensor, **given: Any
+    ) -> Output:
         """Call the target with its own names and its own format of masks."""
         if self.alone and query is key is value:
             return self.alone(target, query, key, value, **given)
@@ -191,12 +225,16 @@ class CallByName:
         versions = versions_of(masks.values())
         arguments.update(masks)  # not |=, which Dynamo of torch 2.6 cannot trace
         arguments.update(self._flags(options.change(is_causal=is_causal)))
-        arguments.update({name: self._neutral(name, query, sizes) for name in self.signature.others})
+        arguments.update(
+            {name: self._neutral(name, query, sizes) for name in self.signature.others}
+        )
         arguments.update(self._of_scores(options, query))
         returned = target(*inputs, **arguments)
         if options.mask is not None and versions_of(masks.values()) != versions:
             increment_version(options.mask)  # what was changed in place may be its translation
-        return as_output(returned, query.shape if self.same_shape else None, self.weights, self.claims.lse)
+        return as_output(
+            returned, query.shape if self.same_shape else None, self.weights, self.claims.lse
+        )
 
     def _flags(self, options: Options) -> dict[str, bool]:
         """Return the flags by the function's own names."""
@@ -241,13 +279,19 @@ class CallByName:
         if len(names) == len(numbers):
             return dict(zip(names, numbers, strict=True))
         if len(names) > 1:
-            raise UnsupportedCallError(f"{self.label} takes a window as two numbers, {' and '.join(names)}")
+            raise UnsupportedCallError(
+                f"{self.label} takes a window as two numbers, {' and '.join(names)}"
+            )
         return {names[0]: numbers}
 
     def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> Any:
-        """Return what a required parameter is given, by its name; the scale is known for heads of query alone."""
+        """Return what a required parameter is given, by its name; the scale is known for heads of
+        query alone.
+        """
         if name in self.signature.rotations:
-            return _no_rotation(name, query, (sizes[2], self.head_dim // 2) if self.signature.pairs else (1, 1, 1))
+            return _no_rotation(
+                name, query, (sizes[2], self.head_dim // 2) if self.signature.pairs else (1, 1, 1)
+            )
         scale = query.shape[-1] ** -0.5 if self.of_heads else None
         values = {
             "dropout": 0.0,
@@ -266,33 +310,58 @@ class CallByName:
         if query.ndim == 2:
             return 1, self.n_heads, len(query), len(key)
         axis, batch = self.length_axis, query.shape[self.batch_axis]
-        return batch // self.n_heads if self.merged else batch, self.n_heads, query.shape[axis], key.shape[axis]
+        return (
+            batch // self.n_heads if self.merged else batch,
+            self.n_heads,
+            query.shape[axis],
+            key.shape[axis],
+        )
 
-    def _inputs(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def _inputs(
+        self, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         """Return the inputs that are passed by position, and those that are passed by name."""
         names = self.signature
         if names.inputs:
             return (), dict(zip(names.inputs, (query, key, value), strict=True))
         if names.memory and (self.claims.cross_attention or names.memory in names.required):
             if key is not value:
-                raise UnsupportedCallError(f"{self.label} takes key and value as one input, {names.memory}")
-            return ((), {names.memory: key, names.query: query}) if names.query else ((query,), {names.memory: key})
+                raise UnsupportedCallError(
+                    f"{self.label} takes key and value as one input, {names.memory}"
+                )
+            return (
+                ((), {names.memory: key, names.query: query})
+                if names.query
+                else ((query,), {names.memory: key})
+            )
         if not names.one_input:
             return (query, key, value), {}
         if not (query is key is value):
-            raise UnsupportedCallError(f"{self.label} takes one input: query, key and value must be one tensor")
+            raise UnsupportedCallError(
+                f"{self.label} takes one input: query, key and value must be one tensor"
+            )
         return (query,), {}
 
     def _split(self, mask: Tensor | None, sizes: Sizes) -> tuple[Tensor | None, Tensor | None]:
-        """Split a mask as `MaskFormat.split` does; beside a memory, `mask` is of the query, and all is padding."""
+        """Split a mask as `MaskFormat.split` does; beside a memory, `mask` is of the query, and all
+        is padding.
+        """
         is_added = mask is not None and mask.is_floating_point() and "float" in self.claims.masks
-        of_query = self.signature.memory and self.signature.mask == "mask" and not {"h", "l"} & self.masks.axes
+        of_query = (
+            self.signature.memory
+            and self.signature.mask == "mask"
+            and not {"h", "l"} & self.masks.axes
+        )
         if mask is None or is_added or not (self.masks.padding and of_query):
             return self.masks.split(self.label, mask)
         return shape_mask(self.label, mask, "b s", sizes), None
 
-    def _causal(self, options: Options, sizes: Sizes, device: torch.device) -> tuple[Tensor | None, bool]:
-        """Return the mask and the causal flag to pass on: the flag becomes a mask where there is no flag."""
+    def _causal(
+        self, options: Options, sizes: Sizes, device: torch.device
+    ) -> tuple[Tensor | None, bool]:
+        """Return the mask and the causal flag to pass on: the flag becomes a mask where there is no
+        flag.
+        """
         mask, is_causal = options.mask, options.is_causal
         if mask is None and self.masks.required:
             mask = allow_all(sizes, device)
@@ -303,19 +372,28 @@ class CallByName:
                 raise UnsupportedCallError(f"{self.label} is always causal")
             return mask, False
         if is_causal and not self.signature.is_causal and self.claims.causal:
-            return join_causal(mask, causal_mask(*sizes[2:], self.claims.causal, device)[None, None]), False
+            return (
+                join_causal(mask, causal_mask(*sizes[2:], self.claims.causal, device)[None, None]),
+                False,
+            )
         return mask, is_causal
 
     def _masks(
         self, keys: Tensor | None, mask: Tensor | None, sizes: Sizes, dtype: torch.dtype
     ) -> dict[str, Tensor | None]:
-        """Return the masks by the function's own names, in its own format; keys: (B, S), those that are not padding."""
+        """Return the masks by the function's own names, in its own format; keys: (B, S), those that
+        are not padding.
+        """
         names = self.signature
-        given: dict[str, Tensor | None] = {name: None for name in (names.mask, names.padding) if name in names.required}
+        given: dict[str, Tensor | None] = {
+            name: None for name in (names.mask, names.padding) if name in names.required
+        }
         if mask is not None and names.mask:
             # A mask that is not claimed is not translated: refusing it is the function's task.
             claimed = form_of(mask) in self.claims.masks
-            given[names.mask] = self.masks.translate(self.label, mask, sizes, dtype, claimed=claimed)
+            given[names.mask] = self.masks.translate(
+                self.label, mask, sizes, dtype, claimed=claimed
+            )
         elif mask is not None:
             raise UnsupportedCallError(f"{self.label} takes no mask")
         if keys is not None and names.padding:
@@ -333,9 +411,17 @@ def _plain(value: Any) -> str:
     return repr(set(value)) if isinstance(value, frozenset) else repr(value)
 
 
-def _no_rotation(name: str, query: Tensor, shape: tuple[int, ...]) -> Tensor | tuple[Tensor, Tensor]:
-    """Return cosines of 1 or sines of 0, or both; of one element each, for any number of positions and any width."""
+def _no_rotation(
+    name: str, query: Tensor, shape: tuple[int, ...]
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return cosines of 1 or sines of 0, or both; of one element each, for any number of positions
+    and any width.
+    """
     cosines, sines = query.new_ones(shape), query.new_zeros(shape)
-    if NEUTRAL_MEANING[name] == "positions":  # complex numbers, which have at least 32 bits for each part
-        return torch.complex(*(x.to(torch.promote_types(x.dtype, torch.float32)) for x in (cosines, sines)))
+    if (
+        NEUTRAL_MEANING[name] == "positions"
+    ):  # complex numbers, which have at least 32 bits for each part
+        return torch.complex(
+            *(x.to(torch.promote_types(x.dtype, torch.float32)) for x in (cosines, sines))
+        )
     return {"cosines": cosines, "sines": sines}.get(NEUTRAL_MEANING[name], (cosines, sines))

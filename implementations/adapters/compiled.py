@@ -12,9 +12,11 @@ MANY = 1_000_000
 
 
 def compiled_again(call: Callable[[], T]) -> T:
-    """Return what a call returns, which is repeated if `torch.compile(fullgraph=True)` refuses to compile once more.
+    """Return what a call returns, which is repeated if `torch.compile(fullgraph=True)` refuses to
+    compile once more.
 
-    By default it allows for 8 kinds of inputs. A program has few; trial runs, and clauses, have many.
+    By default it allows for 8 kinds of inputs. A program has few; trial runs, and clauses, have
+    many.
 
     >>> compiled_again(lambda: 1)
     1

@@ -19,25 +19,32 @@ from mha.spec import Weights
 
 # Projections that may be stacked, in any order.
 STACKED = {"".join(order): order for roles in ("qkv", "kv", "qk") for order in permutations(roles)}
-# Where a weight is in a module: a dotted name; a dotted name and the weight's layout there, as an einops pattern; or
-# None for a projection that the module does not have.
+# Where a weight is in a module: a dotted name; a dotted name and the weight's layout there, as an
+# einops pattern; or None for a projection that the module does not have.
 ParameterPath = str | tuple[str, str] | None
 KEYS = (
-    "w_q, w_k, w_v, w_o, w_qkv, w_kv, w_qk (or in another order, such as w_kqv), the same with b_, extra_k and extra_v"
+    "w_q, w_k, w_v, w_o, w_qkv, w_kv, w_qk (or in another order, such as w_kqv), the same with b_,"
+    " extra_k and extra_v"
 )
 
 
 @torch.no_grad()
 def load(
-    label: str, module: nn.Module, parameters: Mapping[str, ParameterPath], weights: Weights, head_dim: int
+    label: str,
+    module: nn.Module,
+    parameters: Mapping[str, ParameterPath],
+    weights: Weights,
+    head_dim: int,
 ) -> None:
     """Copy `weights` into `module`.
 
-    label: the module's name in messages. parameters: see `from_module`; without an entry for W_o, it is not loaded.
+    label: the module's name in messages. parameters: see `from_module`; without an entry for W_o,
+        it is not loaded.
     head_dim: d_k.
 
-    Raises ImplementationError for a name that the module does not have, an unknown key, a projection that is left out,
-    a shape that does not fit, and a weight that is computed rather than stored.
+    Raises ImplementationError for a name that the module does not have, an unknown key, a
+    projection that is left out, a shape that does not fit, and a weight that is computed rather
+    than stored.
     """
     given = _given(parameters, weights)
     held = {"w": _of_layers(parameters, given)}
@@ -51,8 +58,8 @@ def load(
         loaded.update(f"{kind}_{role}" for kind in kinds for role in entry.roles)
     if missing := [name for name in given if name not in loaded]:
         raise ImplementationError(
-            f"{label}: parameters has no entry for {', '.join(missing)}; the parameters of the module are "
-            f"{_parameter_names(module)}"
+            f"{label}: parameters has no entry for {', '.join(missing)}; the parameters of the"
+            f" module are {_parameter_names(module)}"
         )
 
 
@@ -63,20 +70,35 @@ def _given(parameters: Mapping[str, ParameterPath], weights: Weights) -> dict[st
 
 
 def projects(parameters: Mapping[str, ParameterPath]) -> bool:
-    """Return whether a map has an entry for the output projection, if only to say that there is none."""
+    """Return whether a map has an entry for the output projection, if only to say that there is
+    none.
+    """
     return any("o" in key[2:] for key in parameters)
 
 
-def _of_layers(parameters: Mapping[str, ParameterPath], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights that layers hold: a bias with an entry of its own is not looked for in a layer."""
-    separate = {f"b_{role}" for key in parameters if key[:2] == "b_" for role in STACKED.get(key[2:], (key[2:],))}
+def _of_layers(
+    parameters: Mapping[str, ParameterPath], given: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the weights that layers hold: a bias with an entry of its own is not looked for in a
+    layer.
+    """
+    separate = {
+        f"b_{role}"
+        for key in parameters
+        if key[:2] == "b_"
+        for role in STACKED.get(key[2:], (key[2:],))
+    }
     return {name: tensor for name, tensor in given.items() if name not in separate}
 
 
 def weight_gradients(
-    module: nn.Module, parameters: Mapping[str, ParameterPath], rows: Mapping[str, int], head_dim: int
+    module: nn.Module,
+    parameters: Mapping[str, ParameterPath],
+    rows: Mapping[str, int],
+    head_dim: int,
 ) -> dict[str, Tensor]:
-    """Collect the gradients of the weights that `load` has filled, by the names of `Weights`; zeros where none is set.
+    """Collect the gradients of the weights that `load` has filled, by the names of `Weights`; zeros
+    where none is set.
 
     parameters: as for `load`. rows: the first dimension of each weight. head_dim: d_k.
     """
@@ -85,18 +107,25 @@ def weight_gradients(
         target: Any = _find("", module, entry.path)
         if target is None:
             continue
-        attributes = {entry.kind: ""} if isinstance(target, Tensor) else {"w": "weight", "b": "bias"}
+        attributes = (
+            {entry.kind: ""} if isinstance(target, Tensor) else {"w": "weight", "b": "bias"}
+        )
         for kind, attribute in attributes.items():
-            tensors = [getattr(layer, attribute) for layer in _layers(target)] if attribute else [target]
+            tensors = (
+                [getattr(layer, attribute) for layer in _layers(target)] if attribute else [target]
+            )
             if tensors[0] is not None and any(f"{kind}_{role}" in rows for role in entry.roles):
                 gradients |= _split_gradient(entry, kind, _gradients(tensors, attribute), rows)
     return gradients
 
 
-def _split_gradient(entry: Entry, kind: str, parts: Sequence[Tensor], rows: Mapping[str, int]) -> dict[str, Tensor]:
+def _split_gradient(
+    entry: Entry, kind: str, parts: Sequence[Tensor], rows: Mapping[str, int]
+) -> dict[str, Tensor]:
     """Return the gradients by name: those of all layers are joined along the rows, then split.
 
-    parts: the gradient of each layer. rows: of the weights of the configuration; others may be stacked with them.
+    parts: the gradient of each layer. rows: of the weights of the configuration; others may be
+    stacked with them.
     """
     names = [f"{kind}_{role}" for role in entry.roles]
     counts = [rows[name] if name in rows else rows[f"w{name[1:]}"] for name in names]
@@ -106,8 +135,13 @@ def _split_gradient(entry: Entry, kind: str, parts: Sequence[Tensor], rows: Mapp
 
 
 def _gradients(tensors: Sequence[Tensor], attribute: str) -> list[Tensor]:
-    """Return the gradients of parameters; without the axis of positions that the weight of a convolution has."""
-    return [_gradient(tensor).flatten(1) if attribute == "weight" else _gradient(tensor) for tensor in tensors]
+    """Return the gradients of parameters; without the axis of positions that the weight of a
+    convolution has.
+    """
+    return [
+        _gradient(tensor).flatten(1) if attribute == "weight" else _gradient(tensor)
+        for tensor in tensors
+    ]
 
 
 def _gradient(tensor: Tensor) -> Tensor:
@@ -118,15 +152,18 @@ def _gradient(tensor: Tensor) -> Tensor:
     if whole is tensor:
         return whole.grad
     gradient = torch.empty_like(whole).copy_(whole.grad)  # with the strides of the parameter
-    return gradient.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() - whole.storage_offset())
+    return gradient.as_strided(
+        tensor.shape, tensor.stride(), tensor.storage_offset() - whole.storage_offset()
+    )
 
 
 @dataclass(frozen=True)
 class Entry:
     """One entry of `parameters`: which weights are at a path, and in which layout.
 
-    kind: "w", "b" or "extra". roles: of "q", "k", "v" and "o", stacked in this order. pattern: an einops pattern from
-    the contract's weight (out, in), or empty; its axis r counts the roles, and e the columns of a head, `head_dim`.
+    kind: "w", "b" or "extra". roles: of "q", "k", "v" and "o", stacked in this order. pattern: an
+    einops pattern from the contract's weight (out, in), or empty; its axis r counts the roles, and
+    e the columns of a head, `head_dim`.
     """
 
     key: str
@@ -148,12 +185,15 @@ class Entry:
         return self._rearranged(value, right, left)
 
     def sides(self, kind: str) -> tuple[str, str]:
-        """Return both sides of the pattern; a bias lacks the axis of the inputs, which is the weight's last."""
+        """Return both sides of the pattern; a bias lacks the axis of the inputs, which is the
+        weight's last.
+        """
         left, _, right = self.pattern.partition("->")
         if kind == "b" and self.kind == "w":
             inputs = {*axes_of(groups_of(left)[-1])}
             kept = (
-                [group for group in groups_of(side) if not inputs.issuperset(axes_of(group))] for side in (left, right)
+                [group for group in groups_of(side) if not inputs.issuperset(axes_of(group))]
+                for side in (left, right)
             )
             left, right = map(" ".join, kept)
         return left, right
@@ -178,14 +218,18 @@ def read_entry(label: str, key: str, path: ParameterPath, head_dim: int) -> Entr
     roles = STACKED.get(role, (role,))
     known = {"w": {"q", "k", "v", "o"}, "b": {"q", "k", "v", "o"}, "extra": {"k", "v"}}
     if not set(roles) <= known.get(kind, set()):
-        raise ImplementationError(f"{label}: parameters has the key {key!r}; the known keys are {KEYS}")
+        raise ImplementationError(
+            f"{label}: parameters has the key {key!r}; the known keys are {KEYS}"
+        )
     if path is None:
         return None
-    name, pattern = (path, "") if isinstance(path, str) else path if isinstance(path, tuple) else ("", "")
+    name, pattern = (
+        (path, "") if isinstance(path, str) else path if isinstance(path, tuple) else ("", "")
+    )
     if not name or not isinstance(name, str):
         raise ImplementationError(
-            f"{label}: parameters[{key!r}] must be a dotted name, a dotted name and an einops pattern, or None, "
-            f"but is {path!r}"
+            f"{label}: parameters[{key!r}] must be a dotted name, a dotted name and an einops"
+            f" pattern, or None, but is {path!r}"
         )
     return Entry(key, kind, roles, name, pattern, head_dim)
 
@@ -196,7 +240,11 @@ def _left_out(parameters: Mapping[str, ParameterPath]) -> list[str]:
 
 
 def _entries(
-    label: str, module: nn.Module, parameters: Mapping[str, ParameterPath], names: Collection[str], head_dim: int
+    label: str,
+    module: nn.Module,
+    parameters: Mapping[str, ParameterPath],
+    names: Collection[str],
+    head_dim: int,
 ) -> Iterator[Entry]:
     """Yield the entries of what a module has, or should have; names: of the weights."""
     for key, path in parameters.items():
@@ -206,8 +254,14 @@ def _entries(
 
 
 def _has_no_bias(module: nn.Module, entry: Entry, names: Collection[str]) -> bool:
-    """Return whether an entry is of biases that the weights lack, and so does a module that has no such attribute."""
-    if entry.kind != "b" or any(f"b_{role}" in names for role in entry.roles) or ".*." in entry.path:
+    """Return whether an entry is of biases that the weights lack, and so does a module that has no
+    such attribute.
+    """
+    if (
+        entry.kind != "b"
+        or any(f"b_{role}" in names for role in entry.roles)
+        or ".*." in entry.path
+    ):
         return False
     target: Any = module
     for part in entry.path.split("."):
@@ -221,24 +275,32 @@ def _find(label: str, module: nn.Module, path: str) -> object:
     if starred:
         members = _find(label, module, before)
         if not isinstance(members, nn.ModuleList):
-            raise ImplementationError(f"{label}: {path!r} needs an nn.ModuleList at {before!r}, which is not one")
+            raise ImplementationError(
+                f"{label}: {path!r} needs an nn.ModuleList at {before!r}, which is not one"
+            )
         return nn.ModuleList(_find(label, member, after) for member in members)  # type: ignore[misc]  # _fill checks
     target: object = module
     for part in path.split("."):
         if not hasattr(target, part):
             raise ImplementationError(
-                f"{label}: the module has no {path!r}; its parameters are {_parameter_names(module)}"
+                f"{label}: the module has no {path!r}; its parameters are"
+                f" {_parameter_names(module)}"
             )
         target = getattr(target, part)
     return target
 
 
 def _require_stored(where: str, tensors: Sequence[Tensor], again: Sequence[Tensor]) -> None:
-    """Raise ImplementationError if reading a tensor a second time gives another one: nothing can be loaded into it."""
-    if any(first.data_ptr() != second.data_ptr() for first, second in zip(tensors, again, strict=True)):
+    """Raise ImplementationError if reading a tensor a second time gives another one: nothing can be
+    loaded into it.
+    """
+    if any(
+        first.data_ptr() != second.data_ptr() for first, second in zip(tensors, again, strict=True)
+    ):
         raise ImplementationError(
-            f"{where} is computed each time it is read, as with a parametrization, so weights cannot be loaded into "
-            "it; name a stored parameter, or judge the module without the parametrization"
+            f"{where} is computed each time it is read, as with a parametrization, so weights"
+            " cannot be loaded into it; name a stored parameter, or judge the module without the"
+            " parametrization"
         )
 
 
@@ -270,7 +332,9 @@ def _fill(where: str, entry: Entry, target: object, given: Mapping[str, Tensor])
         else:
             torch.nn.init.zeros_(target)
     elif target is not None or value is not None:
-        raise ImplementationError(f"{where} is of type {type(target).__name__}, but should be a layer or a parameter")
+        raise ImplementationError(
+            f"{where} is of type {type(target).__name__}, but should be a layer or a parameter"
+        )
 
 
 def _stacked(entry: Entry, kind: str, given: Mapping[str, Tensor]) -> Tensor | None:
@@ -289,17 +353,25 @@ def _zero_bias(weight: Tensor) -> Tensor:
     return weight.new_zeros(len(weight))
 
 
-def _fill_layers(where: str, entry: Entry, layers: Sequence[Any], given: Mapping[str, Tensor]) -> None:
-    """Fill each layer with its share of the rows of weight and bias; without biases, a bias becomes zero."""
+def _fill_layers(
+    where: str, entry: Entry, layers: Sequence[Any], given: Mapping[str, Tensor]
+) -> None:
+    """Fill each layer with its share of the rows of weight and bias; without biases, a bias becomes
+    zero.
+    """
     weights, biases = _stacked(entry, "w", given), _stacked(entry, "b", given)
     assert weights is not None
-    for layer, weight, bias in _shares(layers, weights, _zero_bias(weights) if biases is None else biases):
+    for layer, weight, bias in _shares(
+        layers, weights, _zero_bias(weights) if biases is None else biases
+    ):
         _copy(f"{where}.weight", getattr(layer, "weight", None), entry, weight, "w")
         if getattr(layer, "bias", None) is not None or biases is not None:
             _copy(f"{where}.bias", getattr(layer, "bias", None), entry, bias, "b")
 
 
-def _shares(layers: Sequence[Any], weight: Tensor, bias: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
+def _shares(
+    layers: Sequence[Any], weight: Tensor, bias: Tensor
+) -> Iterator[tuple[Any, Tensor, Tensor]]:
     """Yield each layer with its rows of weight and bias."""
     count = len(layers)
     shares = ([weight], [bias]) if count == 1 else (weight.chunk(count), bias.chunk(count))
@@ -309,13 +381,19 @@ def _shares(layers: Sequence[Any], weight: Tensor, bias: Tensor) -> Iterator[tup
 def _copy(where: str, target: object, entry: Entry, value: Tensor, kind: str) -> None:
     """Copy a weight or bias of the contract into a tensor of the module."""
     if not isinstance(target, Tensor):
-        raise ImplementationError(f"{where} is missing, but the configuration has it; see Claims.bias")
+        raise ImplementationError(
+            f"{where} is missing, but the configuration has it; see Claims.bias"
+        )
     if is_lazy(target):
-        raise ImplementationError(f"{where} has no shape before the first call; use a layer that is not lazy")
+        raise ImplementationError(
+            f"{where} has no shape before the first call; use a layer that is not lazy"
+        )
     try:
         value = entry.to_module(value, kind)
     except EinopsError as error:
         raise ImplementationError(f"{where}: {str(error).splitlines()[0]}") from None
     if target.shape != value.shape and target.squeeze().shape != value.squeeze().shape:
-        raise ImplementationError(f"{where} has the shape {tuple(target.shape)}, but should have {tuple(value.shape)}")
+        raise ImplementationError(
+            f"{where} has the shape {tuple(target.shape)}, but should have {tuple(value.shape)}"
+        )
     target.copy_(value.reshape(target.shape))

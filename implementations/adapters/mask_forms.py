@@ -1,4 +1,6 @@
-"""The masks that a module takes: what they mean, their shape, and whether key padding is an argument of its own."""
+"""The masks that a module takes: what they mean, their shape, and whether key padding is an
+argument of its own.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ CLAIM_OF_AXIS = {"b": "per_item_mask", "h": "per_head_mask", "l": "per_query_mas
 class MaskFormat:
     """The masks that a function takes.
 
-    See `mask`, `mask_shape`, `mask_numbers`, `padding`, `causal_by_default`, `mask_required` and `masked_number` of
-    `from_module`.
+    See `mask`, `mask_shape`, `mask_numbers`, `padding`, `causal_by_default`, `mask_required` and
+    `masked_number` of `from_module`.
 
-    For the author of a `Call`: `translate` gives a mask in this format, and `split` takes key padding out of it.
+    For the author of a `Call`: `translate` gives a mask in this format, and `split` takes key
+    padding out of it.
 
     >>> allowed = torch.tensor([[True, True, False]])[:, None, None]
     >>> MaskFormat("drop", "b s").translate("Mine", allowed, (1, 2, 4, 3), torch.float32, claimed=True)
@@ -47,54 +50,70 @@ class MaskFormat:
         """Raise ImplementationError, with the label, for a word that has no meaning here."""
         if self.convention not in (None, *get_args(MaskConvention)):
             raise ImplementationError(
-                f"{label}: mask must be 'keep', 'drop', 'additive' or None, but is {self.convention!r}"
+                f"{label}: mask must be 'keep', 'drop', 'additive' or None, but is"
+                f" {self.convention!r}"
             )
         if self.shape is not None and not set(axes_of(self.shape)) <= {*"bhls", "1"}:
             raise ImplementationError(
-                f"{label}: mask_shape must consist of b, h, l, s and 1, such as 'b 1 l s', but is {self.shape!r}"
+                f"{label}: mask_shape must consist of b, h, l, s and 1, such as 'b 1 l s', but is"
+                f" {self.shape!r}"
             )
         self._validate_counts(label)
         self._validate_number(label)
         if self.padding not in (None, *get_args(PaddingConvention)):
-            raise ImplementationError(f"{label}: padding must be 'keep', 'drop' or None, but is {self.padding!r}")
+            raise ImplementationError(
+                f"{label}: padding must be 'keep', 'drop' or None, but is {self.padding!r}"
+            )
         if self.padding and self.convention is None:
             raise ImplementationError(
-                f"{label}: padding={self.padding!r} is an argument beside another mask, but mask is None; if there is "
-                f"only one, pass mask={self.padding!r} and mask_shape='b s'"
+                f"{label}: padding={self.padding!r} is an argument beside another mask, but mask is"
+                f" None; if there is only one, pass mask={self.padding!r} and mask_shape='b s'"
             )
         if self.required and self.convention is None:
             raise ImplementationError(
-                f"{label}: mask_required=True needs the convention of the mask, but mask is None; pass mask='keep', "
-                "'drop' or 'additive'"
+                f"{label}: mask_required=True needs the convention of the mask, but mask is None;"
+                " pass mask='keep', 'drop' or 'additive'"
             )
         if self.causal_by_default and (self.convention is None or "l" not in self.axes):
             raise ImplementationError(
-                f"{label}: causal_by_default declares that a mask takes the place of the causal one, so masks must be "
-                "able to differ between queries; if it is causal with each mask, claim always_causal=True"
+                f"{label}: causal_by_default declares that a mask takes the place of the causal"
+                " one, so masks must be able to differ between queries; if it is causal with each"
+                " mask, claim always_causal=True"
             )
 
     def _validate_number(self, label: str) -> None:
-        """Raise ImplementationError, with the label, for a number of masked keys that no mask of these has."""
+        """Raise ImplementationError, with the label, for a number of masked keys that no mask of
+        these has.
+        """
         if self.masked_number not in get_args(MaskedNumber):
             raise ImplementationError(
                 f"{label}: masked_number must be '-inf' or 'lowest', but is {self.masked_number!r}"
             )
         if self.masked_number == "lowest" and self.convention != "additive":
             raise ImplementationError(
-                f"{label}: masked_number='lowest' is for masks that are added to the scores; pass mask='additive'"
+                f"{label}: masked_number='lowest' is for masks that are added to the scores; pass"
+                " mask='additive'"
             )
 
     def _validate_counts(self, label: str) -> None:
-        """Raise ImplementationError, with the label, for numbers of keys in a convention that they cannot have."""
-        if self.counts_keys and (self.convention, self.numbers, self.padding) != ("keep", False, None):
+        """Raise ImplementationError, with the label, for numbers of keys in a convention that they
+        cannot have.
+        """
+        if self.counts_keys and (self.convention, self.numbers, self.padding) != (
+            "keep",
+            False,
+            None,
+        ):
             raise ImplementationError(
-                f"{label}: mask_shape={self.shape!r}, without s, is for the number of the keys that are kept, so mask "
-                "must be 'keep', without mask_numbers and padding"
+                f"{label}: mask_shape={self.shape!r}, without s, is for the number of the keys that"
+                " are kept, so mask must be 'keep', without mask_numbers and padding"
             )
 
     @property
     def axes(self) -> set[str]:
-        """The axes of "bhls" along which its masks may differ; those of the attention mask, if padding is separate."""
+        """The axes of "bhls" along which its masks may differ; those of the attention mask, if
+        padding is separate.
+        """
         return {*"bhls"} if self.shape is None else set(axes_of(self.shape))
 
     @property
@@ -103,35 +122,50 @@ class MaskFormat:
         return self.convention is not None and "s" not in self.axes
 
     def limits(self, claims: Claims) -> dict[str, Any]:
-        """Return the claims about masks that this format cannot express, each with the most that it can."""
+        """Return the claims about masks that this format cannot express, each with the most that it
+        can.
+        """
         if self.convention is None:
             return {"masks": ()}
         axes, forms = self.axes, self._forms(claims)
         most: dict[str, Any] = {"prefix_masks": True} if self.counts_keys else {}
-        if self.padding and "b" not in axes and claims.per_item_mask:  # items differ in their padding only
+        if (
+            self.padding and "b" not in axes and claims.per_item_mask
+        ):  # items differ in their padding only
             axes, forms = axes - {"h"} | {"b"}, {"bool"}
             most["joint_masks"] = False
-        most |= {"masks": forms} | {claim: False for axis, claim in CLAIM_OF_AXIS.items() if axis not in axes}
+        most |= {"masks": forms} | {
+            claim: False for axis, claim in CLAIM_OF_AXIS.items() if axis not in axes
+        }
         return {claim: value for claim, value in most.items() if getattr(claims, claim) != value}
 
     def _forms(self, claims: Claims) -> set[str]:
-        """Return the claimed forms of masks that this format can express; integers would be added to the scores."""
+        """Return the claimed forms of masks that this format can express; integers would be added
+        to the scores.
+        """
         if self.numbers or self.counts_keys:
             return {"bool"}
         return {*claims.masks} - ({"int"} if self.convention == "additive" else set())
 
-    def translate(self, label: str, mask: Tensor, sizes: Sizes, dtype: torch.dtype, *, claimed: bool) -> Tensor:
+    def translate(
+        self, label: str, mask: Tensor, sizes: Sizes, dtype: torch.dtype, *, claimed: bool
+    ) -> Tensor:
         """Return a canonical mask in this format.
 
-        label: the name in messages. sizes: B, H, L, S. dtype: of the query. claimed: whether the form of the mask is
-        claimed; otherwise its values are not translated, since refusing it is the task of the function.
+        label: the name in messages. sizes: B, H, L, S. dtype: of the query. claimed: whether the
+        form of the mask is claimed; otherwise its values are not translated, since refusing it is
+        the task of the function.
 
         Raises UnsupportedCallError for a mask that this format cannot express.
         """
         if self.numbers and mask.dtype != torch.bool:
-            raise UnsupportedCallError(f"{label} takes boolean masks as numbers, which a mask of {mask.dtype} is not")
+            raise UnsupportedCallError(
+                f"{label} takes boolean masks as numbers, which a mask of {mask.dtype} is not"
+            )
         if mask.is_floating_point() and not claimed and self.padding and "b" not in self.axes:
-            raise UnsupportedCallError(f"{label} takes numbers in the mask for all items, and not as padding")
+            raise UnsupportedCallError(
+                f"{label} takes numbers in the mask for all items, and not as padding"
+            )
         if self.counts_keys:
             mask = _count_keys(label, mask, sizes[3])
         if self.shape is not None:
@@ -148,16 +182,19 @@ class MaskFormat:
         return converted
 
     def translate_padding(self, keys: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
-        """Return the keys (B, S) that each item may attend to, True = may attend, as the padding argument."""
+        """Return the keys (B, S) that each item may attend to, True = may attend, as the padding
+        argument.
+        """
         keys = _expand(_expand(keys, 0, sizes[0]), 1, sizes[3])
         return self._numbers(to_convention(keys, self.padding or "keep", dtype), dtype)
 
     def split(self, label: str, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Split a canonical mask into the keys (B, S) that each item may attend to, and the rest of the mask.
+        """Split a canonical mask into the keys (B, S) that each item may attend to, and the rest of
+        the mask.
 
-        Either is None where the shape of the mask leaves nothing to it: a mask (B, 1, 1, S) is all padding, and one
-        that all items share has none. A mask of numbers is not split, nor is any without `padding`. label: the name in
-        messages.
+        Either is None where the shape of the mask leaves nothing to it: a mask (B, 1, 1, S) is all
+        padding, and one that all items share has none. A mask of numbers is not split, nor is any
+        without `padding`. label: the name in messages.
 
         Raises UnsupportedCallError where the rest differs between items, but its format does not.
         """
@@ -173,7 +210,9 @@ class MaskFormat:
             return keys, mask | ~keys[:, None, None]
         shared = mask.any(0, keepdim=True)
         if not torch.equal(mask, keys[:, None, None] & shared):
-            raise UnsupportedCallError(f"{label} takes a padding mask and a mask for all items, whose AND this is not")
+            raise UnsupportedCallError(
+                f"{label} takes a padding mask and a mask for all items, whose AND this is not"
+            )
         return keys, shared
 
     def _numbers(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -186,10 +225,14 @@ def _count_keys(label: str, mask: Tensor, keys: int) -> Tensor:
     Raises UnsupportedCallError unless these are the first ones.
     """
     if mask.dtype != torch.bool or mask.ndim == 0 or mask.shape[-1] not in (1, keys):
-        raise UnsupportedCallError(f"{label} takes the number of the keys, which a mask of another form does not say")
+        raise UnsupportedCallError(
+            f"{label} takes the number of the keys, which a mask of another form does not say"
+        )
     mask = mask.expand(*mask.shape[:-1], keys)
     if bool((mask[..., 1:] & ~mask[..., :-1]).any()):
-        raise UnsupportedCallError(f"{label} takes the number of the keys, which a mask with a gap does not say")
+        raise UnsupportedCallError(
+            f"{label} takes the number of the keys, which a mask with a gap does not say"
+        )
     return mask.sum(-1, keepdim=True)
 
 
@@ -206,9 +249,9 @@ def axes_of(pattern: str) -> list[str]:
 def shape_mask(label: str, mask: Tensor, pattern: str, sizes: Sizes) -> Tensor:
     """Bring a canonical mask to the shape that a module takes, with every axis at full size.
 
-    label: the name in messages. mask: broadcastable to (B, H, L, S), whose sizes are `sizes`; an axis of another size
-    keeps it, since refusing it is the task of the module. pattern: of b, h, l, s and 1; the mask must not differ along
-    an axis that it leaves out or has as 1.
+    label: the name in messages. mask: broadcastable to (B, H, L, S), whose sizes are `sizes`; an
+    axis of another size keeps it, since refusing it is the task of the module. pattern: of b, h, l,
+    s and 1; the mask must not differ along an axis that it leaves out or has as 1.
 
     Raises UnsupportedCallError where it does.
 
@@ -216,7 +259,9 @@ def shape_mask(label: str, mask: Tensor, pattern: str, sizes: Sizes) -> Tensor:
     torch.Size([8, 5, 3])
     """
     if mask.ndim > 4:
-        raise UnsupportedCallError(f"{label} takes masks of the shape {pattern!r}, not of {mask.ndim} dimensions")
+        raise UnsupportedCallError(
+            f"{label} takes masks of the shape {pattern!r}, not of {mask.ndim} dimensions"
+        )
     mask, axes = mask[(None,) * (4 - mask.ndim)], []
     for number, (axis, size) in enumerate(zip("bhls", sizes, strict=True)):
         if axis in axes_of(pattern):
@@ -225,7 +270,9 @@ def shape_mask(label: str, mask: Tensor, pattern: str, sizes: Sizes) -> Tensor:
             continue
         fits = mask.shape[number] in (1, size)
         if not mask.shape[number]:  # of no query, say: then a mask for all of them may say anything
-            mask = mask.new_ones([1 if axis == number else length for axis, length in enumerate(mask.shape)])
+            mask = mask.new_ones(
+                [1 if axis == number else length for axis, length in enumerate(mask.shape)]
+            )
         first = mask.narrow(number, 0, 1)
         if not fits or not torch.equal(first.expand_as(mask), mask):
             raise UnsupportedCallError(
@@ -239,5 +286,7 @@ def shape_mask(label: str, mask: Tensor, pattern: str, sizes: Sizes) -> Tensor:
 def _expand(mask: Tensor, axis: int, size: int) -> Tensor:
     """Return a mask with an axis of size 1 expanded to a size; any other size stays."""
     return (
-        mask.expand(*(size if number == axis else -1 for number in range(mask.ndim))) if mask.shape[axis] == 1 else mask
+        mask.expand(*(size if number == axis else -1 for number in range(mask.ndim)))
+        if mask.shape[axis] == 1
+        else mask
     )

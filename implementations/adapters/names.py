@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 
-# The names under which functions take each input and each option; a function has at most one of them.
+# The names under which functions take each input and each option; a function has at most one of
+# them.
 INPUT_NAMES = {
     "query": ("query", "queries", "q", "Q", "x_q", "q_in", "inputs_q"),
     "key": ("key", "keys", "k", "K", "x_k", "k_in", "inputs_k"),
@@ -13,17 +14,71 @@ INPUT_NAMES = {
 }
 # One input for key and value.
 MEMORY_NAMES = (
-    *("memory", "context", "kv", "key_value", "key_value_states", "encoder_hidden_states", "encoder_output"),
-    *("encoder_outputs", "enc_output", "enc_outputs", "encoder_out", "enc_out", "mem", "y", "xa", "x_kv", "kv_input"),
-    *("inputs_kv", "cond", "source", "src", "ctx", "c", "to_tensor", "kv_x", "memory_antecedent", "source_states"),
-    *("encoder_states", "x2", "x_2", "encoder_x", "encoder_state", "encoder_features", "encoder_input", "encoded"),
+    *(
+        "memory",
+        "context",
+        "kv",
+        "key_value",
+        "key_value_states",
+        "encoder_hidden_states",
+        "encoder_output",
+    ),
+    *(
+        "encoder_outputs",
+        "enc_output",
+        "enc_outputs",
+        "encoder_out",
+        "enc_out",
+        "mem",
+        "y",
+        "xa",
+        "x_kv",
+        "kv_input",
+    ),
+    *(
+        "inputs_kv",
+        "cond",
+        "source",
+        "src",
+        "ctx",
+        "c",
+        "to_tensor",
+        "kv_x",
+        "memory_antecedent",
+        "source_states",
+    ),
+    *(
+        "encoder_states",
+        "x2",
+        "x_2",
+        "encoder_x",
+        "encoder_state",
+        "encoder_features",
+        "encoder_input",
+        "encoded",
+    ),
     *("encoder_hidden", "enc_x", "x_enc", "src_seq", "kv_seq", "kv_states", "other", "cond_emb"),
     *("image_features", "context_states", "context_emb", "K", "k"),
     *("key", "keys", "value", "values", "inputs"),
 )
 KEY_MASK_NAMES = (
-    *("key_padding_mask", "padding_mask", "pad_mask", "src_key_padding_mask", "memory_key_padding_mask", "key_mask"),
-    *("context_mask", "memory_mask", "encoder_padding_mask", "kv_mask", "y_mask", "valid_mask", "key_pad_mask"),
+    *(
+        "key_padding_mask",
+        "padding_mask",
+        "pad_mask",
+        "src_key_padding_mask",
+        "memory_key_padding_mask",
+        "key_mask",
+    ),
+    *(
+        "context_mask",
+        "memory_mask",
+        "encoder_padding_mask",
+        "kv_mask",
+        "y_mask",
+        "valid_mask",
+        "key_pad_mask",
+    ),
     *("src_padding_mask", "kv_padding_mask", "k_mask"),
 )
 # The words of a memory, and of a mask for one beside another that is for self-attention.
@@ -39,8 +94,26 @@ BIAS_NAMES = ("attn_bias", "attention_bias", "additive_attention_mask", "bias")
 FLAGS = ("causal_mask", "use_causal_mask")
 # Of how many keys are no padding.
 LENGTH_NAMES = (
-    *("valid_lens", "valid_len", "valid_lengths", "valid_length", "lengths", "lens", "seq_lens", "seq_lengths"),
-    *("key_lengths", "key_lens", "kv_lengths", "kv_lens", "src_lengths", "src_lens", "memory_lengths", "x_lens"),
+    *(
+        "valid_lens",
+        "valid_len",
+        "valid_lengths",
+        "valid_length",
+        "lengths",
+        "lens",
+        "seq_lens",
+        "seq_lengths",
+    ),
+    *(
+        "key_lengths",
+        "key_lens",
+        "kv_lengths",
+        "kv_lens",
+        "src_lengths",
+        "src_lens",
+        "memory_lengths",
+        "x_lens",
+    ),
 )
 SCALE_NAMES = ("scale", "softmax_scale", "sm_scale", "scaling", "attn_scale", "scale_factor")
 # Of windows: two numbers, or one number or a pair.
@@ -50,7 +123,14 @@ WINDOW_PAIRS = (
     ("window_left", "window_right"),
     ("left_bound", "right_bound"),
 )
-WINDOW_NAMES = ("window_size", "local_window_size", "sliding_window_size", "sliding_window", "window_left", "window")
+WINDOW_NAMES = (
+    "window_size",
+    "local_window_size",
+    "sliding_window_size",
+    "sliding_window",
+    "window_left",
+    "window",
+)
 SOFTCAP_NAMES = (
     "softcap",
     "soft_cap",
@@ -67,19 +147,38 @@ OPTION_NAMES = {
     ),
     "is_causal": ("is_causal", "causal", "use_causal", *FLAGS),
     "need_weights": (
-        *("need_weights", "return_weights", "output_attentions", "return_attention", "return_attn", "output_attention"),
-        *("return_attn_weights", "return_attention_weights", "return_attention_scores", "return_attentions"),
+        *(
+            "need_weights",
+            "return_weights",
+            "output_attentions",
+            "return_attention",
+            "return_attn",
+            "output_attention",
+        ),
+        *(
+            "return_attn_weights",
+            "return_attention_weights",
+            "return_attention_scores",
+            "return_attentions",
+        ),
     ),
     "average": ("average_attn_weights", "average_weights"),
     "scale": SCALE_NAMES,
     "softcap": SOFTCAP_NAMES,
     "sinks": SINK_NAMES,
     "alibi": ("alibi_slopes", "alibi"),
-    "return_lse": ("return_lse", "return_softmax_lse", "return_logsumexp", "return_residual", "return_attn_probs"),
+    "return_lse": (
+        "return_lse",
+        "return_softmax_lse",
+        "return_logsumexp",
+        "return_residual",
+        "return_attn_probs",
+    ),
 }
 # Of a mask of keys, beside another one; the last two only if no other name of padding is there.
 PADDING_NAMES = (*KEY_MASK_NAMES, "mask", "attention_mask")
-# What a function is given where it has no default, and what says the same as the contract. The others get None.
+# What a function is given where it has no default, and what says the same as the contract. The
+# others get None.
 NEUTRAL_NAMES = {
     "scale": SCALE_NAMES,
     "dropout": ("dropout", "dropout_p", "p_dropout", "dropout_rate"),
@@ -94,7 +193,18 @@ NEUTRAL_NAMES = {
     "rotation": ("position_embeddings", "cos_sin"),
     "cache": ("kv_cache",),
     "tile": (
-        *("block_size", "tile_size", "chunk_size", "block", "tile", "Br", "Bc", "BLOCK_M", "BLOCK_N", "block_q"),
+        *(
+            "block_size",
+            "tile_size",
+            "chunk_size",
+            "block",
+            "tile",
+            "Br",
+            "Bc",
+            "BLOCK_M",
+            "BLOCK_N",
+            "block_q",
+        ),
         *("block_k",),
     ),
     # An image of one column has as many rows as there are positions.
@@ -103,7 +213,8 @@ NEUTRAL_NAMES = {
 }
 # What functions for transformers read from the module that they are given.
 MODULE = SimpleNamespace(training=False, num_key_value_groups=1, is_causal=False, layer_idx=0)
-# Of a rotation for each position and pair of columns, (L, d_k / 2), if need be; the first one in complex numbers.
+# Of a rotation for each position and pair of columns, (L, d_k / 2), if need be; the first one in
+# complex numbers.
 PAIRED = ("freqs_cis", "freqs_cos", "freqs_sin")
 NEUTRAL_MEANING = {name: meaning for meaning, names in NEUTRAL_NAMES.items() for name in names}
 KNOWN_OPTIONS = {name for names in (PADDING_NAMES, *OPTION_NAMES.values()) for name in names}
@@ -124,13 +235,18 @@ def is_option(name: str) -> bool:
 
 
 def is_causal_flag(name: str, default: object) -> bool:
-    """Return whether a parameter of this name and default is a causal flag, by the words of its name.
+    """Return whether a parameter of this name and default is a causal flag, by the words of its
+    name.
 
     >>> is_causal_flag("apply_causal_mask", False), is_causal_flag("causal_mask", None), is_causal_flag("masked", False)
     (True, False, False)
     """
     words = {*words_of(name)}
-    return isinstance(default, bool) and "causal" in words and words.isdisjoint(("no", "non", "not", "lm"))
+    return (
+        isinstance(default, bool)
+        and "causal" in words
+        and words.isdisjoint(("no", "non", "not", "lm"))
+    )
 
 
 def names_used(cls: type, *, bases: bool = True) -> set[str]:

@@ -14,15 +14,19 @@ from mha.spec import Lse, Output
 
 
 def as_output(
-    returned: Any, shape: torch.Size | None = None, weights: int | None = None, lse: Lse | None = None
+    returned: Any,
+    shape: torch.Size | None = None,
+    weights: int | None = None,
+    lse: Lse | None = None,
 ) -> Output:
     """Return what a module returned as an `Output`.
 
-    returned: an output, or a tuple, list, mapping or dataclass that holds one. shape: of the query. Of several tensors,
-    the output is the first one of this shape, or else the first one, and the weights are the first of the others. What
-    holds no tensor becomes the output as it is, so that the clauses about outputs report it. weights: the place of the
-    weights in what holds them, counted from 0, if they are not the first. lse: what is claimed of a log-sum-exp, which
-    is then the first of the others with as many axes, as it is returned.
+    returned: an output, or a tuple, list, mapping or dataclass that holds one. shape: of the query.
+    Of several tensors, the output is the first one of this shape, or else the first one, and the
+    weights are the first of the others. What holds no tensor becomes the output as it is, so that
+    the clauses about outputs report it. weights: the place of the weights in what holds them,
+    counted from 0, if they are not the first. lse: what is claimed of a log-sum-exp, which is then
+    the first of the others with as many axes, as it is returned.
 
     >>> as_output((torch.zeros(2, 3, 8), None, None)).output.shape
     torch.Size([2, 3, 8])

@@ -32,7 +32,8 @@ class _Pickler(pickle.Pickler):
 def pickled(implementation: Implementation) -> tuple[bytes, dict[str, str]]:
     """Return an implementation pickled, and the files of the modules that it needs, by their names.
 
-    Raises ImplementationError where it cannot be pickled, as where a function is defined within another.
+    Raises ImplementationError where it cannot be pickled, as where a function is defined within
+    another.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -41,8 +42,8 @@ def pickled(implementation: Implementation) -> tuple[bytes, dict[str, str]]:
     except Exception as error:
         cause = ADDRESS.sub("", one_line(error))
         raise ImplementationError(
-            f"{implementation.name} cannot be sent to the ranks ({cause}); define it, and what it is made of, at the "
-            "top level of a module, each under a name of its own"
+            f"{implementation.name} cannot be sent to the ranks ({cause}); define it, and what it"
+            " is made of, at the top level of a module, each under a name of its own"
         ) from error
     loaded = {name: file_of(module_named(name)) for name in sorted(pickler.modules)}
     return file.getvalue(), {name: place for name, place in loaded.items() if place}

@@ -1,4 +1,6 @@
-"""`from_sharded`: judge a function that attends on every rank, each with its part of a sequence, to all of it."""
+"""`from_sharded`: judge a function that attends on every rank, each with its part of a sequence, to
+all of it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
 from mha.implementations.discovery.errors import ImplementationError, one_line
-from mha.spec import Attention, Claims, Config, Implementation, Options, Output, Weights, validate_call
+from mha.spec import (
+    Attention,
+    Claims,
+    Config,
+    Implementation,
+    Options,
+    Output,
+    Weights,
+    validate_call,
+)
 from mha.spec.sharding import ORDERS, PLACED, Order
 
 
@@ -29,21 +40,25 @@ def from_sharded(
     unsharded: Implementation | None = None,
     name: str | None = None,
 ) -> ShardedImplementation:
-    """Adapt a function that runs on every rank of a mesh; it is judged between four replicated projections.
+    """Adapt a function that runs on every rank of a mesh; it is judged between four replicated
+    projections.
 
-    fn: called as `fn(query, key, value, *, mask, is_causal, mesh)` with this rank's query (B, H, L_r, d_k), its key and
-        value (B, H_kv, S_r, d_k), and a mask (B or 1, H or 1, L_r or 1, S) or None, with the rows of its queries and
-        the columns of all keys in their original order. It scales the scores by 1/sqrt(d_k) itself, and returns its
-        context (B, H, L_r, d_k), which can be differentiated on all ranks at once; it sums the gradient of a key
-        or value that every rank has over the ranks. What it refuses, it refuses on every rank.
-    placements: of "query", "key", "value" and "output": `Shard(2)`, over the sequence, or `Replicate()`; or one for
-        all.
-    order: which positions of the sequence each rank has: "contiguous", "zigzag" or "striped"; see `mha.spec.positions`.
-    claims: with the numbers of ranks, `world_sizes`. unsharded: what it is without ranks, to be judged by all clauses;
-        without one, only DST is claimed.
+    fn: called as `fn(query, key, value, *, mask, is_causal, mesh)` with this rank's query (B, H,
+        L_r, d_k), its key and value (B, H_kv, S_r, d_k), and a mask (B or 1, H or 1, L_r or 1, S)
+        or None, with the rows of its queries and the columns of all keys in their original order.
+        It scales the scores by 1/sqrt(d_k) itself, and returns its context (B, H, L_r, d_k), which
+        can be differentiated on all ranks at once; it sums the gradient of a key or value that
+        every rank has over the ranks. What it refuses, it refuses on every rank.
+    placements: of "query", "key", "value" and "output": `Shard(2)`, over the sequence, or
+        `Replicate()`; or one for all.
+    order: which positions of the sequence each rank has: "contiguous", "zigzag" or "striped"; see
+        `mha.spec.positions`.
+    claims: with the numbers of ranks, `world_sizes`. unsharded: what it is without ranks, to be
+        judged by all clauses; without one, only DST is claimed.
 
-    Raises ImplementationError for placements and orders that do not fit, for a function without these parameters, and
-    for claims without `world_sizes`, or of dropout, which the function is not asked for.
+    Raises ImplementationError for placements and orders that do not fit, for a function without
+    these parameters, and for claims without `world_sizes`, or of dropout, which the function is not
+    asked for.
 
     >>> def attend(query, key, value, *, mask, is_causal, mesh):
     ...     return torch.softmax(query @ key.mT / query.shape[-1] ** 0.5, dim=-1) @ value
@@ -53,18 +68,25 @@ def from_sharded(
     'attend'
     """
     label = name or str(getattr(fn, "__name__", "fn"))
-    given = dict(placements) if isinstance(placements, Mapping) else dict.fromkeys(PLACED, placements)
-    if set(given) != set(PLACED) or not all(each in (Shard(2), Replicate()) for each in given.values()):
+    given = (
+        dict(placements) if isinstance(placements, Mapping) else dict.fromkeys(PLACED, placements)
+    )
+    if set(given) != set(PLACED) or not all(
+        each in (Shard(2), Replicate()) for each in given.values()
+    ):
         raise ImplementationError(
-            f"{label}: placements must give Shard(2), the sequence, or Replicate() to each of {', '.join(PLACED)}, "
-            f"but are {placements!r}"
+            f"{label}: placements must give Shard(2), the sequence, or Replicate() to each of"
+            f" {', '.join(PLACED)}, but are {placements!r}"
         )
     if given["query"] != given["output"] or given["key"] != given["value"]:
         raise ImplementationError(
-            f"{label}: placements must be the same for query and output, and for key and value, but are {placements!r}"
+            f"{label}: placements must be the same for query and output, and for key and value, but"
+            f" are {placements!r}"
         )
     if order not in ORDERS:
-        raise ImplementationError(f"{label}: order must be one of {', '.join(ORDERS)}, but is {order!r}")
+        raise ImplementationError(
+            f"{label}: order must be one of {', '.join(ORDERS)}, but is {order!r}"
+        )
     _require_claims(claims, unsharded, label)
     _require_parameters(fn, label)
     inputs = {key: Shard(1) if each.is_shard() else each for key, each in given.items()}
@@ -78,7 +100,9 @@ def _require_claims(claims: Claims, unsharded: Implementation | None, label: str
             f"{label}: claims has no world_sizes; claim the numbers of ranks, as world_sizes={{2}}"
         )
     if claims.dropout and unsharded is None:
-        raise ImplementationError(f"{label}: claims dropout, which the function is not asked for; claim dropout=False")
+        raise ImplementationError(
+            f"{label}: claims dropout, which the function is not asked for; claim dropout=False"
+        )
 
 
 def _require_parameters(fn: Callable[..., Tensor], label: str) -> None:
@@ -89,12 +113,16 @@ def _require_parameters(fn: Callable[..., Tensor], label: str) -> None:
         return
     except TypeError as error:
         called = f"{label}(query, key, value, *, mask, is_causal, mesh)"
-        raise ImplementationError(f"{label}: must be callable as {called}, but: {one_line(error)}") from error
+        raise ImplementationError(
+            f"{label}: must be callable as {called}, but: {one_line(error)}"
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)
 class ShardedImplementation:
-    """A function on ranks as an implementation; made by `from_sharded`. placements: of (B, length, width)."""
+    """A function on ranks as an implementation; made by `from_sharded`. placements: of (B, length,
+    width).
+    """
 
     name: str
     claims: Claims
@@ -103,10 +131,14 @@ class ShardedImplementation:
     order: Order
     unsharded: Implementation | None
 
-    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> Attention:
+    def build(
+        self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
+    ) -> Attention:
         """Build it without ranks, if it has such a form; raises NotImplementedError if it has none."""
         if self.unsharded is None:
-            raise NotImplementedError(f"{self.name} runs on ranks only: it was made without `unsharded`")
+            raise NotImplementedError(
+                f"{self.name} runs on ranks only: it was made without `unsharded`"
+            )
         return self.unsharded.build(config, weights, dtype=dtype, device=device)
 
     def build_rank(
@@ -119,9 +151,13 @@ class ShardedImplementation:
 
 
 class ShardedAttention(nn.Module):
-    """What one rank runs: its part of the sequence is projected, attended with the others, and projected back."""
+    """What one rank runs: its part of the sequence is projected, attended with the others, and
+    projected back.
+    """
 
-    def __init__(self, adapter: ShardedImplementation, config: Config, weights: Weights, mesh: DeviceMesh) -> None:
+    def __init__(
+        self, adapter: ShardedImplementation, config: Config, weights: Weights, mesh: DeviceMesh
+    ) -> None:
         super().__init__()
         self.adapter, self.config, self.mesh = adapter, config, mesh
         self.roles = [name for name, _ in weights.named()]
@@ -138,13 +174,18 @@ class ShardedAttention(nn.Module):
             validate_call(self.config, query, key, value, None)
             if mask.dtype != torch.bool and not mask.is_floating_point():
                 raise TypeError(f"the mask must be boolean or floating-point, but is {mask.dtype}")
-        heads = [self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v"))]
+        heads = [
+            self.split(self.project(x, role))
+            for x, role in ((query, "q"), (key, "k"), (value, "v"))
+        ]
         context = self.adapter.fn(*heads, mask=mask, is_causal=options.is_causal, mesh=self.mesh)
         self.require_context(context, (*heads[0].shape[:3], heads[2].shape[3]))
         return Output(self.project(context.transpose(1, 2).flatten(2), "o"))
 
     def require_context(self, context: object, shape: tuple[int, ...]) -> None:
-        """Raise TypeError or ValueError for what is not a local tensor of this shape; its length may be another one."""
+        """Raise TypeError or ValueError for what is not a local tensor of this shape; its length
+        may be another one.
+        """
         expected = f"{self.adapter.name} should return its context, a torch.Tensor of shape {shape}"
         if not isinstance(context, Tensor) or isinstance(context, DTensor):
             raise TypeError(f"{expected}, not a {type(context).__name__}")
@@ -161,8 +202,13 @@ class ShardedAttention(nn.Module):
         return heads.transpose(1, 2)
 
     def weight_gradients(self) -> dict[str, Tensor]:
-        """Return the gradients of the weights, summed over the ranks that have parts of the sequence."""
-        sharded = {role: self.adapter.placements["query" if role in "qo" else "key"].is_shard() for role in "qkvo"}
+        """Return the gradients of the weights, summed over the ranks that have parts of the
+        sequence.
+        """
+        sharded = {
+            role: self.adapter.placements["query" if role in "qo" else "key"].is_shard()
+            for role in "qkvo"
+        }
         found: dict[str, Tensor] = {}
         for name in self.roles:
             held = getattr(self, name)

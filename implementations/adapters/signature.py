@@ -1,4 +1,6 @@
-"""What the parameters of a function mean, by their names: the inputs, the masks and the flags of an attention."""
+"""What the parameters of a function mean, by their names: the inputs, the masks and the flags of an
+attention.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,17 @@ class Signature:
     one_input: whether it can be called with a single input, as self-attention is.
     memory: its name for one input that is both key and value; the query then comes first.
     query: its name for the query, if the memory comes first.
-    mask, padding, is_causal, need_weights, average, scale, return_lse, softcap, sinks, alibi: its names for these
-        options; None for one that it does not have.
+    mask, padding, is_causal, need_weights, average, scale, return_lse, softcap, sinks, alibi: its
+        names for these options; None for one that it does not have.
     window: those for a window, one or two; empty if it has none.
-    required: those of its options, and its memory, that have no default. none_by_default: those whose default is None.
-    others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which are given None.
-    rotations: those of them that are given cosines of 1 and sines of 0. pairs: whether these, or `PAIRED`, are for each
-        position and pair of columns.
-    alone: what they mean in self-attention, where a memory is left out; None if it is always passed.
+    required: those of its options, and its memory, that have no default. none_by_default: those
+        whose default is None.
+    others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which
+        are given None.
+    rotations: those of them that are given cosines of 1 and sines of 0. pairs: whether these, or
+        `PAIRED`, are for each position and pair of columns.
+    alone: what they mean in self-attention, where a memory is left out; None if it is always
+        passed.
     """
 
     inputs: tuple[str, ...]
@@ -82,7 +87,12 @@ class Signature:
         if not of_pairs:
             return self
         given = self.rotations.union(name for name in self.others if name in PAIRED)
-        return replace(self, rotations=given, pairs=True, alone=self.alone and self.alone.with_rotations(of_pairs=True))
+        return replace(
+            self,
+            rotations=given,
+            pairs=True,
+            alone=self.alone and self.alone.with_rotations(of_pairs=True),
+        )
 
     @property
     def guesses_mask(self) -> bool:
@@ -99,13 +109,16 @@ def signature_of(
 ) -> Signature:
     """Return what the parameters of a function mean, by their names.
 
-    padding: whether one mask is of key padding. self_attention: whether a memory is never passed. query_last: of two
-    inputs, whether the first one is a memory, or the second one; None if their names say it.
+    padding: whether one mask is of key padding. self_attention: whether a memory is never passed.
+    query_last: of two inputs, whether the first one is a memory, or the second one; None if their
+    names say it.
     """
     inputs = input_names(parameters)
     memory, query = _memory_and_query(parameters, query_last)
     one_input, others = _one_input_and_others(parameters, inputs, memory)
-    mask, of_padding = _mask_names(parameters, padding, has_memory=memory is not None and not self_attention)
+    mask, of_padding = _mask_names(
+        parameters, padding, has_memory=memory is not None and not self_attention
+    )
     is_causal, need_weights, average = (
         option_name(name, parameters) for name in ("is_causal", "need_weights", "average")
     )
@@ -137,7 +150,9 @@ def signature_of(
 def _memory_and_query(
     parameters: Mapping[str, inspect.Parameter], query_last: bool | None
 ) -> tuple[str | None, str | None]:
-    """Return a function's names for a memory, if it takes one, and for the query, if that is not passed first."""
+    """Return a function's names for a memory, if it takes one, and for the query, if that is not
+    passed first.
+    """
     if query_last is None or not takes_two(parameters):
         return None if input_names(parameters) else memory_name(parameters), None
     first, second = (parameter.name for parameter in required_inputs(parameters))
@@ -149,8 +164,8 @@ def _mask_names(
 ) -> tuple[str | None, str | None]:
     """Return a function's names for its mask, and for one of padding beside it.
 
-    A name that is not known, but has the word mask, is of the mask of a memory if it says so, as in BERT; of the only
-    mask; or of one of pairs beside one of padding.
+    A name that is not known, but has the word mask, is of the mask of a memory if it says so, as in
+    BERT; of the only mask; or of one of pairs beside one of padding.
     """
     unknown = [name for name, parameter in parameters.items() if _is_unknown_mask(parameter)]
     if of_memory := _masks_of_memory(unknown, parameters) if has_memory else []:
@@ -162,10 +177,14 @@ def _mask_names(
 
 
 def _masks_of_memory(masks: list[str], parameters: Mapping[str, inspect.Parameter]) -> list[str]:
-    """Return the masks whose names say that they are of the memory, and of no other one that can be passed."""
+    """Return the masks whose names say that they are of the memory, and of no other one that can be
+    passed.
+    """
     memory = memory_name(parameters) or ""
     other_memories = parameters.keys() & {*MEMORY_NAMES} - {memory}
-    other_words = {word for other in other_memories for word in words_of(other)}.difference(words_of(memory))
+    other_words = {word for other in other_memories for word in words_of(other)}.difference(
+        words_of(memory)
+    )
     return [name for name in masks if not MEMORY_WORDS.isdisjoint({*words_of(name)} - other_words)]
 
 
@@ -183,8 +202,12 @@ def _annotation(parameter: inspect.Parameter) -> str:
 
 def input_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
     """Return a function's names for query, key and value; empty unless it names all three."""
-    names = [next((name for name in known if name in parameters), "") for known in INPUT_NAMES.values()]
-    positional = any(name and parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY for name in names)
+    names = [
+        next((name for name in known if name in parameters), "") for known in INPUT_NAMES.values()
+    ]
+    positional = any(
+        name and parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY for name in names
+    )
     return tuple(names) if all(names) and not positional else ()
 
 
@@ -194,9 +217,13 @@ def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str
     >>> option_name("is_causal", inspect.signature(lambda x, causal_mask=False: x).parameters)
     'causal_mask'
     """
-    known = _numbers(OPTION_NAMES[option], parameters) if option in OF_NUMBERS else OPTION_NAMES[option]
+    known = (
+        _numbers(OPTION_NAMES[option], parameters) if option in OF_NUMBERS else OPTION_NAMES[option]
+    )
     present = [name for name in known if name in parameters]
-    named = next((name for name in present if name not in FLAGS or _is_flag(parameters[name])), None)
+    named = next(
+        (name for name in present if name not in FLAGS or _is_flag(parameters[name])), None
+    )
     if named or option != "is_causal":
         return named
     return next((name for name, p in parameters.items() if is_causal_flag(name, p.default)), None)
@@ -229,7 +256,8 @@ def _is_flag(parameter: inspect.Parameter) -> bool:
 
 
 def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
-    """Return a function's name for one input that is both key and value; None unless another input comes first.
+    """Return a function's name for one input that is both key and value; None unless another input
+    comes first.
 
     Three required inputs are query, key and value, whatever their names.
     """
@@ -239,7 +267,11 @@ def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
     first = next(iter(required_inputs(parameters)), None)
     by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     query_first = first is not None and first.kind in by_position and first.name != name
-    return name if name is not None and query_first and parameters[name].kind is not by_position[0] else None
+    return (
+        name
+        if name is not None and query_first and parameters[name].kind is not by_position[0]
+        else None
+    )
 
 
 def takes_two(parameters: Mapping[str, inspect.Parameter]) -> bool:
@@ -248,7 +280,8 @@ def takes_two(parameters: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def possible_orders(parameters: Mapping[str, inspect.Parameter]) -> list[bool]:
-    """Return what `query_last` may be for two inputs whose names do not say which one is the memory.
+    """Return what `query_last` may be for two inputs whose names do not say which one is the
+    memory.
 
     >>> possible_orders(inspect.signature(lambda x, z: x).parameters)
     [False, True]
@@ -269,13 +302,16 @@ def _required_options(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
 
 
 def numbers_of_heads(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
-    """Return the parameters that are a number of heads, by their name, with that of one model as default."""
+    """Return the parameters that are a number of heads, by their name, with that of one model as
+    default.
+    """
     counts = [name for name, p in parameters.items() if type(p.default) is int and p.default > 0]
     return tuple(name for name in counts if NEUTRAL_MEANING.get(name) == "n_heads")
 
 
 def call_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function; a pair that it takes apart into cosines and sines has no default.
+    """Return the parameters of a function; a pair that it takes apart into cosines and sines has no
+    default.
 
     >>> def forward(x, position_embeddings=None):
     ...     cos, sin = position_embeddings
@@ -293,7 +329,8 @@ def call_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter
 
 
 def forward_of(cls: type) -> Callable[..., Any]:
-    """Return `forward` of a class, with the parameters that a call passes: without the receiver, whatever its name.
+    """Return `forward` of a class, with the parameters that a call passes: without the receiver,
+    whatever its name.
 
     >>> class Attention:
     ...     def forward(this, x): ...
@@ -301,7 +338,10 @@ def forward_of(cls: type) -> Callable[..., Any]:
     ['x']
     """
     found: Any = cls.forward  # type: ignore[attr-defined]  # its callers ask for modules
-    is_bound, own = getattr(found, "__self__", None) is not None, inspect.getattr_static(cls, "forward", found)
+    is_bound, own = (
+        getattr(found, "__self__", None) is not None,
+        inspect.getattr_static(cls, "forward", found),
+    )
     # What has no `__get__` is called without a receiver.
     if is_bound or isinstance(own, staticmethod) or not hasattr(type(own), "__get__"):
         return found  # type: ignore[no-any-return]  # a function
@@ -311,13 +351,23 @@ def forward_of(cls: type) -> Callable[..., Any]:
 def _is_rotation(parameter: inspect.Parameter) -> bool:
     """Return whether a required parameter is of a rotation, and cannot be None."""
     meaning, annotation = NEUTRAL_MEANING.get(parameter.name), _annotation(parameter)
-    if meaning not in ("cosines", "sines", "rotation") or "None" in annotation or "Optional" in annotation:
+    if (
+        meaning not in ("cosines", "sines", "rotation")
+        or "None" in annotation
+        or "Optional" in annotation
+    ):
         return False
-    return "tuple" in annotation.lower() if meaning == "rotation" else not annotation.startswith(NUMBERS)
+    return (
+        "tuple" in annotation.lower()
+        if meaning == "rotation"
+        else not annotation.startswith(NUMBERS)
+    )
 
 
 def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
-    """Return the parameters without a default that may be inputs: the first one, and others of no other meaning."""
+    """Return the parameters without a default that may be inputs: the first one, and others of no
+    other meaning.
+    """
     required = _required(parameters)
     return required[:1] + [p for p in required[1:] if p.name not in NEUTRAL_MEANING]
 
@@ -350,7 +400,8 @@ def _required(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Param
 def _one_input_and_others(
     parameters: Mapping[str, inspect.Parameter], inputs: tuple[str, ...], memory: str | None
 ) -> tuple[bool, list[str]]:
-    """Return whether a function can be called with one input, and what it requires beside its inputs.
+    """Return whether a function can be called with one input, and what it requires beside its
+    inputs.
 
     Three required parameters without known names are query, key and value.
     """
@@ -364,7 +415,11 @@ def _one_input_and_others(
     return _takes_one(parameters, required[0], memory), [p.name for p in required[1:]]
 
 
-def _takes_one(parameters: Mapping[str, inspect.Parameter], first: inspect.Parameter, memory: str | None) -> bool:
-    """Return whether the first parameter is passed by position, and a memory beside it can be left out."""
+def _takes_one(
+    parameters: Mapping[str, inspect.Parameter], first: inspect.Parameter, memory: str | None
+) -> bool:
+    """Return whether the first parameter is passed by position, and a memory beside it can be left
+    out.
+    """
     needs_memory = memory is not None and parameters[memory].default is inspect.Parameter.empty
     return first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD) and not needs_memory

@@ -5,7 +5,8 @@ INTERRUPTED = "it raised KeyboardInterrupt, as if someone had stopped the run"
 
 
 class ImplementationError(ValueError):
-    """An implementation cannot be found, loaded or adapted; the message says what was expected and what to do.
+    """An implementation cannot be found, loaded or adapted; the message says what was expected and
+    what to do.
 
     >>> from mha.implementations import resolve
     >>> resolve("no_such_file.py:Attention")
@@ -15,7 +16,8 @@ class ImplementationError(ValueError):
 
 
 class UnavailableError(ImplementationError):
-    """An implementation lacks something optional, such as a package or a device; raised while it is imported.
+    """An implementation lacks something optional, such as a package or a device; raised while it is
+    imported.
 
     `mha list` shows the message, and a run of all implementations leaves it out without failing.
 
@@ -28,8 +30,8 @@ class UnavailableError(ImplementationError):
 class UnsupportedCallError(ImplementationError):
     """An adapter cannot express a call, or a configuration, in the conventions of what it adapts.
 
-    The judge asks for none that is claimed. Of others it asks whether they are refused; then the adapter's refusal
-    counts for nothing.
+    The judge asks for none that is claimed. Of others it asks whether they are refused; then the
+    adapter's refusal counts for nothing.
 
     >>> raise UnsupportedCallError("MyAttention takes no causal flag")
     Traceback (most recent call last):
@@ -38,7 +40,8 @@ class UnsupportedCallError(ImplementationError):
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an exception as one line of at most 300 characters, of a longer one its beginning and end.
+    """Return the message of an exception as one line of at most 300 characters, of a longer one its
+    beginning and end.
 
     >>> one_line(ValueError("no rope:\\n    odd width"))
     'no rope: odd width'

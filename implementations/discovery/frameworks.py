@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 _EXCHANGE = (
-    "wrap it in an object with name, claims (gradients=False) and build, whose attention exchanges tensors through "
-    "torch.from_dlpack; judge that"
+    "wrap it in an object with name, claims (gradients=False) and build, whose attention exchanges"
+    " tensors through torch.from_dlpack; judge that"
 )
 # How modules of other frameworks are declared, by the packages that define their base classes.
 HOW_TO_WRAP = {
-    "Keras": "wrap it in a torch.nn.Module, on the torch backend, as mha.implementations.ecosystem.keras_mha does",
+    "Keras": (
+        "wrap it in a torch.nn.Module, on the torch backend, as"
+        " mha.implementations.ecosystem.keras_mha does"
+    ),
     "Flax": _EXCHANGE,
     "Haiku": _EXCHANGE,
     "Equinox": _EXCHANGE,
@@ -22,5 +25,8 @@ def framework_of(value: object) -> str | None:
 
     >>> framework_of(dict)
     """
-    roots = {base.__module__.partition(".")[0].removeprefix("tf_") for base in getattr(value, "__mro__", ())}
+    roots = {
+        base.__module__.partition(".")[0].removeprefix("tf_")
+        for base in getattr(value, "__mro__", ())
+    }
     return next((name for name in HOW_TO_WRAP if name.lower() in roots), None)

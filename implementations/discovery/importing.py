@@ -25,16 +25,19 @@ from mha.implementations.discovery.raised import Raised
 from mha.implementations.process.clock import CLOCK
 from mha.implementations.process.surroundings import Surroundings
 
-# What loads the modules that judge, before any code that is judged is imported, and could change them as they load.
+# What loads the modules that judge, before any code that is judged is imported, and could change
+# them as they load.
 LOADERS: list[Callable[[], object]] = []
 
 
 @contextmanager
 def judge_left_alone() -> Iterator[None]:
-    """Undo what imported code, or a trial of it, replaces of this package, of Python, and of the packages that it uses.
+    """Undo what imported code, or a trial of it, replaces of this package, of Python, and of the
+    packages that it uses.
 
-    Raises ImplementationError, at the end of the block, where that is a part of this package. Packages replace
-    functions of others when they are imported, and what is theirs works without; for torch, see `pristine`.
+    Raises ImplementationError, at the end of the block, where that is a part of this package.
+    Packages replace functions of others when they are imported, and what is theirs works without;
+    for torch, see `pristine`.
     """
     for load in LOADERS:
         load()
@@ -49,18 +52,24 @@ def judge_left_alone() -> Iterator[None]:
     own = [name for name in replaced if name.partition(".")[0] == OWN]
     own += [each.removeprefix("replaced ") for each in others if f"sys.modules['{OWN}." in each]
     if own:
-        raise ImplementationError(f"it replaces {', '.join(sorted(own)[:3])}, for everybody, so nothing can be judged")
+        raise ImplementationError(
+            f"it replaces {', '.join(sorted(own)[:3])}, for everybody, so nothing can be judged"
+        )
 
 
-# In seconds: after the first, what still loads is named on standard error; after the second, it counts as broken.
+# In seconds: after the first, what still loads is named on standard error; after the second, it
+# counts as broken.
 SLOW, PATIENCE = 20.0, 300.0
-# An import may take so many times as long as a call, where these are limited: by default a bit longer than `PATIENCE`.
+# An import may take so many times as long as a call, where these are limited: by default a bit
+# longer than `PATIENCE`.
 IMPORTS = 6.0
 
 
 @contextmanager
 def default_warnings() -> Iterator[None]:
-    """Let imported code warn, even in a run that turns warnings into errors; how long it takes is noted."""
+    """Let imported code warn, even in a run that turns warnings into errors; how long it takes is
+    noted.
+    """
     with CLOCK.running(times_as_long=IMPORTS), warnings.catch_warnings():
         warnings.simplefilter("default")
         yield
@@ -85,7 +94,9 @@ def load_module(name: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a user's module may raise anything while it is imported
-        is_itself = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
+        is_itself = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(
+            f"{error.name}."
+        )
         shown = Raised.of(error).text if is_itself else described(error)
         raise ImplementationError(f"the module {name!r} cannot be imported: {shown}") from error
 
@@ -107,8 +118,14 @@ def load_file(path: Path) -> ModuleType:
     except BaseException as error:  # a user's file may raise anything
         if sys.modules.get(path.stem) is module:
             del sys.modules[path.stem]
-        hint = "; name it as part of its package, package.module:NAME" if "relative import" in str(error) else ""
-        raise ImplementationError(f"{str(path)!r} cannot be run: {described(error)}{hint}") from error
+        hint = (
+            "; name it as part of its package, package.module:NAME"
+            if "relative import" in str(error)
+            else ""
+        )
+        raise ImplementationError(
+            f"{str(path)!r} cannot be run: {described(error)}{hint}"
+        ) from error
     return module
 
 
@@ -132,12 +149,22 @@ def member_of(module: ModuleType, name: str, target: str) -> object:
 
 def classes_of(module: ModuleType) -> list[str]:
     """Return the names of the `torch.nn.Module` classes that a file defines."""
-    classes = [(name, value) for name, value in variables_of(module).items() if issubclass(type(value), type)]
-    return [name for name, cls in classes if issubclass(cls, nn.Module) and cls.__module__ == module.__name__]
+    classes = [
+        (name, value)
+        for name, value in variables_of(module).items()
+        if issubclass(type(value), type)
+    ]
+    return [
+        name
+        for name, cls in classes
+        if issubclass(cls, nn.Module) and cls.__module__ == module.__name__
+    ]
 
 
 def described(error: BaseException) -> str:
-    """Return what an exception of a file says as one line: what is missing for it, its message, and where it arose."""
+    """Return what an exception of a file says as one line: what is missing for it, its message, and
+    where it arose.
+    """
     raised = Raised.of(error)
     return f"it {raised.needs} ({raised})" if raised.needs else str(raised)
 
@@ -186,7 +213,10 @@ def _own_interrupts_only() -> Iterator[None]:
     """Let through what Ctrl-C raises, but no interrupt of the code; end the block after `PATIENCE`."""
     previous = signal.getsignal(signal.SIGINT)
     is_ignored = previous is signal.SIG_IGN  # as in the background of a shell
-    if not (is_ignored or previous is signal.default_int_handler) or current_thread() is not main_thread():
+    if (
+        not (is_ignored or previous is signal.default_int_handler)
+        or current_thread() is not main_thread()
+    ):
         yield
         return
     interrupts, late = list[int](), list[bool]()

@@ -1,7 +1,7 @@
 """The modules that are loaded, looked at so that none of them can raise.
 
-One that is imported lazily may raise where an attribute of it is read, as where an optional package is missing; and
-anything may stand in `sys.modules`.
+One that is imported lazily may raise where an attribute of it is read, as where an optional package
+is missing; and anything may stand in `sys.modules`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def attribute(owner: object, name: str, default: Any = None) -> Any:
 
 
 def variables_of(module: object) -> dict[str, Any]:
-    """Return what a module holds by its names, without importing what it imports lazily; {} for anything else.
+    """Return what a module holds by its names, without importing what it imports lazily; {} for
+    anything else.
 
     >>> "maxsize" in variables_of(sys), variables_of(None)
     (True, {})
@@ -59,7 +60,8 @@ def every_module() -> list[tuple[str, object]]:
 
 
 def names_of(value: object) -> Iterator[tuple[str, str, str]]:
-    """Yield the names under which modules hold an object: of the module, its file ("" without one), and the object's.
+    """Yield the names under which modules hold an object: of the module, its file ("" without one),
+    and the object's.
 
     >>> next((module, name) for module, _, name in names_of(sys.modules) if module == "sys")
     ('sys', 'modules')

@@ -1,7 +1,9 @@
-"""The functions, classes and constants that the judge runs on: what stands under their names, by identity.
+"""The functions, classes and constants that the judge runs on: what stands under their names, by
+identity.
 
-Watched are this package, Hypothesis, pytest, NumPy's and some of Python's own modules. What was replaced before judged
-code ran, as by a test or a debugger, stays: only a difference between two looks counts.
+Watched are this package, Hypothesis, pytest, NumPy's and some of Python's own modules. What was
+replaced before judged code ran, as by a test or a debugger, stays: only a difference between two
+looks counts.
 """
 
 from __future__ import annotations
@@ -20,19 +22,55 @@ PACKAGES = (OWN, "_pytest", "pytest")
 # What is judged itself, and may keep what it likes.
 JUDGED = "mha.conformance.faults"
 MODULES = (
-    *("builtins", "contextlib", "copy", "dataclasses", "functools", "gc", "hypothesis", "hypothesis.control"),
-    *("hypothesis.core", "hypothesis.internal.conjecture.engine", "itertools", "json", "math", "numpy", "operator"),
+    *(
+        "builtins",
+        "contextlib",
+        "copy",
+        "dataclasses",
+        "functools",
+        "gc",
+        "hypothesis",
+        "hypothesis.control",
+    ),
+    *(
+        "hypothesis.core",
+        "hypothesis.internal.conjecture.engine",
+        "itertools",
+        "json",
+        "math",
+        "numpy",
+        "operator",
+    ),
     *("os", "random", "signal", "sys", "time", "traceback", "warnings"),
 )
 # What Python, its debuggers, and what records warnings replace by themselves.
 UNWATCHED = {
     "builtins": {"_", "input"},
     "sys": {"breakpointhook", "displayhook", "excepthook", "unraisablehook"},
-    "warnings": {"formatwarning", "showwarning", "_showwarning_orig", "_showwarnmsg", "_showwarnmsg_impl"},
+    "warnings": {
+        "formatwarning",
+        "showwarning",
+        "_showwarning_orig",
+        "_showwarnmsg",
+        "_showwarnmsg_impl",
+    },
 }
 # Names that Python adds to a class when it is first used.
-ADDED = {"__annotations__", "__annotations_cache__", "__slotnames__", "__non_callable_proto_members__"}
-UNREAD = {"__dict__", "__weakref__", "__doc__", "__abstractmethods__", "_abc_impl", "__module__", *ADDED}
+ADDED = {
+    "__annotations__",
+    "__annotations_cache__",
+    "__slotnames__",
+    "__non_callable_proto_members__",
+}
+UNREAD = {
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__abstractmethods__",
+    "_abc_impl",
+    "__module__",
+    *ADDED,
+}
 FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 ABSENT = object()
 # The type of a function with a cache.
@@ -78,10 +116,15 @@ class Names(NamedTuple):
                 yield f"{self.label}.{name}", Change(now, partial(self.put, name, value))
         for name in {*self.held}.difference(self.names) if self.closed else ():
             if not self.may_be_added(name):
-                yield f"{self.label}.{name}", Change(self.held[name], partial(self.put, name, ABSENT))
+                yield (
+                    f"{self.label}.{name}",
+                    Change(self.held[name], partial(self.put, name, ABSENT)),
+                )
 
     def may_be_added(self, name: Any) -> bool:
-        """Return whether a name hides nothing: in a module, it is not Python's own (`torch.compile` adds others)."""
+        """Return whether a name hides nothing: in a module, it is not Python's own (`torch.compile`
+        adds others).
+        """
         if not isinstance(self.owner, ModuleType):
             return name in UNREAD
         return name not in vars(builtins) or str(name).startswith("__")
@@ -89,7 +132,11 @@ class Names(NamedTuple):
     def put(self, name: Any, value: object) -> None:
         """Put a value under a name."""
         if isinstance(self.owner, type):
-            _ = type.__delattr__(self.owner, name) if value is ABSENT else type.__setattr__(self.owner, name, value)
+            _ = (
+                type.__delattr__(self.owner, name)
+                if value is ABSENT
+                else type.__setattr__(self.owner, name, value)
+            )
         elif value is ABSENT:
             del self.held[name]  # type: ignore[attr-defined]  # of a module, or a dictionary
         else:
@@ -125,14 +172,20 @@ class Watched:
             self.seen[id(held)] = held
             self._add_names(label, held, held, [*held], closed=True)
 
-    def _add_names(self, label: str, owner: Any, held: Mapping[Any, Any], names: list[Any], *, closed: bool) -> None:
+    def _add_names(
+        self, label: str, owner: Any, held: Mapping[Any, Any], names: list[Any], *, closed: bool
+    ) -> None:
         values = tuple(held[name] for name in names)
         self.names.append(Names(label, owner, held, tuple(names), values, closed))
 
     def _add_module(self, label: str, module: ModuleType) -> None:
         held, is_own = vars(module), label.partition(".")[0] == OWN
         unwatched = UNWATCHED.get(label, set())
-        names = [name for name, value in held.items() if name not in unwatched and _counts(name, value, own=is_own)]
+        names = [
+            name
+            for name, value in held.items()
+            if name not in unwatched and _counts(name, value, own=is_own)
+        ]
         values = [held[name] for name in names]
         self._add_names(label, module, held, names, closed=is_own)
         for name, value in zip(names, values, strict=True):
@@ -144,7 +197,9 @@ class Watched:
         """Watch the parts of a function, and the members of a class, if the module defines it."""
         for each in _functions(value):
             self._add_function(label, each)
-        is_class = isinstance(value, type) and value.__module__ == module and value.__flags__ & CHANGEABLE
+        is_class = (
+            isinstance(value, type) and value.__module__ == module and value.__flags__ & CHANGEABLE
+        )
         if is_class and id(value) not in self.seen:
             self._add_class(label, value, module)
 
@@ -164,7 +219,9 @@ class Watched:
             self._add_value(f"{label}.{name}", member, module)
 
     def codes(self) -> dict[int, str]:
-        """Return the module of each code object of this package by its identity, those within others too."""
+        """Return the module of each code object of this package by its identity, those within
+        others too.
+        """
         found: dict[int, str] = {}
         for (label, function), code in zip(self.functions.values(), self.parts[0], strict=True):
             pending = [code] if label.partition(".")[0] == OWN else []
@@ -188,7 +245,9 @@ class Watched:
 
 
 def _counts(name: str, value: object, *, own: bool) -> bool:
-    """Return whether a name of a module is watched: in another package than ours, of what can be called alone."""
+    """Return whether a name of a module is watched: in another package than ours, of what can be
+    called alone.
+    """
     if name.startswith("__"):
         return own and name in ("__getattr__", "__dir__")
     return own or callable(value)
@@ -211,8 +270,8 @@ def _functions(value: object) -> Iterable[object]:
 class _Flat:
     """What is watched, in a few long lists: comparing these takes a millisecond.
 
-    whole: what may hold nothing else, with sizes and values as at the last look. held, names, named: the rest, name by
-    name. functions, parts: those that have each part.
+    whole: what may hold nothing else, with sizes and values as at the last look. held, names,
+    named: the rest, name by name. functions, parts: those that have each part.
     """
 
     def __init__(self, watched: Watched) -> None:
@@ -239,7 +298,9 @@ class _Flat:
         functions = [function for _, function in watched.functions.values()]
         had = [_places_of_some(parts) for parts in watched.parts]
         self.functions = [[functions[number] for number in own] for own in had]
-        self.parts = [[parts[number] for number in own] for own, parts in zip(had, watched.parts, strict=True)]
+        self.parts = [
+            [parts[number] for number in own] for own, parts in zip(had, watched.parts, strict=True)
+        ]
         self.sizes, self.values = [], []  # so that they are compared one by one, once
 
     def _read_names(self, single: list[Names]) -> None:
@@ -248,19 +309,29 @@ class _Flat:
         self.named = [value for each in single for value in each.values]
 
     def renew(self) -> None:
-        """Note what `whole` holds, once that is known to be as at first, but for names that may be added."""
+        """Note what `whole` holds, once that is known to be as at first, but for names that may be
+        added.
+        """
         self.sizes = [*map(len, self.whole)]
         self.values = [value for held in self.whole for value in held.values()]
 
 
 class _Means:
-    """What a slow look uses, as it was at first: names of Python and of this module, and the code of its classes."""
+    """What a slow look uses, as it was at first: names of Python and of this module, and the code
+    of its classes.
+    """
 
     def __init__(self) -> None:
         self.python, self.own = vars(builtins), globals()
         self.first_python, self.first_own = self.python.copy(), self.own.copy()
-        classes = [value for value in self.own.values() if isinstance(value, type) and value.__module__ == __name__]
-        self.members = [(cls, name, member) for cls in classes for name, member in vars(cls).items()]
+        classes = [
+            value
+            for value in self.own.values()
+            if isinstance(value, type) and value.__module__ == __name__
+        ]
+        self.members = [
+            (cls, name, member) for cls in classes for name, member in vars(cls).items()
+        ]
         self.members = [each for each in self.members if isinstance(each[2], FunctionType)]
         members = [member for _, _, member in self.members]
         functions = [value for value in self.own.values() if isinstance(value, FunctionType)]
@@ -278,12 +349,20 @@ def _made() -> tuple[
     Callable[[str, dict[Any, Any]], None],
     Callable[[], dict[int, str]],
 ]:
-    """Return what reads the changes, what reads those since an earlier look, what watches a dictionary, and what
-    returns the modules of this package's code objects by their identity.
+    """Return what reads the changes, what reads those since an earlier look, what watches a
+    dictionary, and what returns the modules of this package's code objects by their identity.
 
-    What they use is theirs alone: judged code that replaces the names of this module, or `all`, does not change them.
+    What they use is theirs alone: judged code that replaces the names of this module, or `all`,
+    does not change them.
     """
-    watched, every, each, same, size, chain = Watched(), all, map, is_, len, itertools.chain.from_iterable
+    watched, every, each, same, size, chain = (
+        Watched(),
+        all,
+        map,
+        is_,
+        len,
+        itertools.chain.from_iterable,
+    )
     getters, values_of = [attrgetter(name) for name in FUNCTION_PARTS], methodcaller("values")
     flat, means, repair, put = _Flat(watched), _Means(), dict.update, type.__setattr__
 
@@ -304,7 +383,11 @@ def _made() -> tuple[
     def with_own_means() -> dict[str, Change]:
         # By syntax alone, as every name may stand for something else now.
         python, first = means.python, means.first_python
-        swapped = {name: python[name] for name in first if name in python and python[name] is not first[name]}
+        swapped = {
+            name: python[name]
+            for name in first
+            if name in python and python[name] is not first[name]
+        }
         repair(python, {name: first[name] for name in swapped})
         for name in [name for name in means.own if name in first and name not in means.first_own]:
             del means.own[name]
@@ -316,7 +399,9 @@ def _made() -> tuple[
         found = watched.changes()
         repair(python, swapped)
         for name in swapped:
-            found[f"builtins.{name}"] = Change(swapped[name], partial(repair, python, {name: first[name]}))
+            found[f"builtins.{name}"] = Change(
+                swapped[name], partial(repair, python, {name: first[name]})
+            )
         return found
 
     def read() -> dict[str, Change]:
@@ -331,7 +416,11 @@ def _made() -> tuple[
 
     def read_new(before: Changes) -> dict[str, Change]:
         now = read()
-        return {name: each for name, each in now.items() if name not in before or before[name].now is not each.now}
+        return {
+            name: each
+            for name, each in now.items()
+            if name not in before or before[name].now is not each.now
+        }
 
     known: list[dict[int, str]] = []
 

@@ -1,4 +1,6 @@
-"""What code of an author raised: where in the author's own file, and what it needs that is missing here."""
+"""What code of an author raised: where in the author's own file, and what it needs that is missing
+here.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,11 @@ from mha.implementations.discovery.errors import one_line
 OTHERS = ("mha", "torch", "einops", "importlib", "_frozen_importlib", "_frozen_importlib_external")
 INSTALLED = ("site-packages", "dist-packages")
 STANDARD = sysconfig.get_paths()["stdlib"]
-# Messages of code that runs on a GPU alone, where there is none: of torch, of Triton, and of asserts.
-OF_CUDA = re.compile(r"(?<![a-z])(cuda|gpus?|nvidia)(?![a-z])|active drivers|cpu tensor\?|accelerator device", re.I)
+# Messages of code that runs on a GPU alone, where there is none: of torch, of Triton, and of
+# asserts.
+OF_CUDA = re.compile(
+    r"(?<![a-z])(cuda|gpus?|nvidia)(?![a-z])|active drivers|cpu tensor\?|accelerator device", re.I
+)
 # What is raised for want of a GPU; an AssertionError may have no message but its line.
 CUDA_ERRORS = (RuntimeError, AssertionError, ValueError, NotImplementedError, OSError, TypeError)
 # The extra of this package that brings a module which implementations import.
@@ -36,9 +41,10 @@ LONGEST = 80
 class Raised:
     """An exception of an author's code.
 
-    kind: its type. text: the type and the message, as one line. place: the last lines of the author's own code that it
-    passed, as "mine.py, line 7 in forward: `x @ y`"; "" if it came from elsewhere, as where a call does not fit a
-    signature. needs: what the code needs and is missing here, with what to do; "" if nothing is known to be.
+    kind: its type. text: the type and the message, as one line. place: the last lines of the
+    author's own code that it passed, as "mine.py, line 7 in forward: `x @ y`"; "" if it came from
+    elsewhere, as where a call does not fit a signature. needs: what the code needs and is missing
+    here, with what to do; "" if nothing is known to be.
     """
 
     kind: str
@@ -58,16 +64,21 @@ class Raised:
 
     @property
     def is_of_code(self) -> bool:
-        """Whether it is an error of the author's code, whatever it is given, and not of how it is called.
+        """Whether it is an error of the author's code, whatever it is given, and not of how it is
+        called.
 
         What a line raises by `raise` is meant.
         """
-        is_meant = "`raise " in self.place or self.kind in OF_CALLS or not hasattr(builtins, self.kind)
+        is_meant = (
+            "`raise " in self.place or self.kind in OF_CALLS or not hasattr(builtins, self.kind)
+        )
         return bool(self.place) and not is_meant and not self.is_of_none
 
     @property
     def is_of_none(self) -> bool:
-        """Whether it is raised for None, which a call gives for a mask that it leaves out, and what is not known."""
+        """Whether it is raised for None, which a call gives for a mask that it leaves out, and what
+        is not known.
+        """
         return self.kind in ("TypeError", "AttributeError") and "NoneType" in self.text
 
     def __str__(self) -> str:
@@ -75,10 +86,12 @@ class Raised:
 
 
 def place_of(error: BaseException, most: int = 3, *, code: bool = True) -> str:
-    """Return the last lines of the author's own file that an exception passed, the outermost first; "" without any.
+    """Return the last lines of the author's own file that an exception passed, the outermost first;
+    "" without any.
 
-    most: the number of lines. code: whether the last one is shown. Lines of the author's file are those outside of
-    this package, of torch, and of Python; among them, those of installed packages only if there are no others.
+    most: the number of lines. code: whether the last one is shown. Lines of the author's file are
+    those outside of this package, of torch, and of Python; among them, those of installed packages
+    only if there are no others.
     """
     if isinstance(error, SyntaxError):  # its message says where
         return ""
@@ -87,7 +100,10 @@ def place_of(error: BaseException, most: int = 3, *, code: bool = True) -> str:
     last = [each for each in own if each.filename == own[-1].filename][-most:]
     if not last:
         return ""
-    places = [f"line {each.lineno}" + ("" if each.name == "<module>" else f" in {each.name}") for each in last]
+    places = [
+        f"line {each.lineno}" + ("" if each.name == "<module>" else f" in {each.name}")
+        for each in last
+    ]
     return ", ".join([Path(last[0].filename).name, *places]) + (_code_of(last[-1]) if code else "")
 
 
@@ -98,18 +114,28 @@ def _code_of(frame: traceback.FrameSummary) -> str:
 
 
 def _frames(error: BaseException) -> Iterator[traceback.FrameSummary]:
-    """Yield the frames that an exception passed since this package was left, without those of torch and Python."""
+    """Yield the frames that an exception passed since this package was left, without those of torch
+    and Python.
+    """
     passed = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     modules = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in passed]
     last = max((number for number, module in enumerate(modules) if module == "mha"), default=-1)
     for (frame, line), module in zip(passed[last + 1 :], modules[last + 1 :], strict=True):
-        file, installed = frame.f_code.co_filename, {*Path(frame.f_code.co_filename).parts} & {*INSTALLED}
-        if module not in OTHERS and (installed or not file.startswith(STANDARD)) and file[:1] != "<":
+        file, installed = (
+            frame.f_code.co_filename,
+            {*Path(frame.f_code.co_filename).parts} & {*INSTALLED},
+        )
+        if (
+            module not in OTHERS
+            and (installed or not file.startswith(STANDARD))
+            and file[:1] != "<"
+        ):
             yield traceback.FrameSummary(file, line, frame.f_code.co_name, lookup_line=False)
 
 
 def needs_of(error: BaseException) -> str:
-    """Return what code needs that is missing here: a package, or a GPU; "" if the exception does not say so.
+    """Return what code needs that is missing here: a package, or a GPU; "" if the exception does
+    not say so.
 
     >>> needs_of(ModuleNotFoundError("No module named 'triton'", name="triton"))
     'needs triton, which is not installed: pip install "mha-conformance[triton]"'
@@ -124,7 +150,9 @@ def needs_of(error: BaseException) -> str:
 
 
 def _missing_module(error: BaseException) -> str:
-    """Return the package that an import did not find, perhaps one that another exception was raised for."""
+    """Return the package that an import did not find, perhaps one that another exception was raised
+    for.
+    """
     for each in _chain(error):
         name = str(each.name).partition(".")[0] if isinstance(each, ModuleNotFoundError) else ""
         if name and sys.modules.get(name) is None:
@@ -136,14 +164,18 @@ def _chain(error: BaseException) -> list[BaseException]:
     """Return an exception, and those that it was raised for."""
     chain: list[BaseException] = []
     last: BaseException | None = error
-    while last is not None and all(last is not each for each in chain):  # one may be raised from itself
+    while last is not None and all(
+        last is not each for each in chain
+    ):  # one may be raised from itself
         chain.append(last)
         last = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
     return chain
 
 
 def _is_of_cuda(error: BaseException) -> bool:
-    """Return whether an exception is raised for want of a GPU, by its message or, without one, its line."""
+    """Return whether an exception is raised for want of a GPU, by its message or, without one, its
+    line.
+    """
     if torch.cuda.is_available() or not isinstance(error, CUDA_ERRORS):
         return False
     frames = [*_frames(error)]
@@ -152,9 +184,11 @@ def _is_of_cuda(error: BaseException) -> bool:
 
 
 def main_one(tries: list[list[Raised]]) -> Raised:
-    """Return the exception that says most: of several tries, each with what its calls raised, the one of most of them.
+    """Return the exception that says most: of several tries, each with what its calls raised, the
+    one of most of them.
 
-    What is missing here comes first, then errors of the code itself, then what the first call raised.
+    What is missing here comes first, then errors of the code itself, then what the first call
+    raised.
     """
     every = [each for raised in tries for each in raised]
 

@@ -44,7 +44,9 @@ GROUP = "mha.implementations"
 
 @dataclass(frozen=True, eq=False)
 class Renamed:
-    """An implementation under another name: the one that it is registered under, or that a target gives it."""
+    """An implementation under another name: the one that it is registered under, or that a target
+    gives it.
+    """
 
     implementation: Implementation
     name: str
@@ -54,7 +56,9 @@ class Renamed:
         """The claims of the implementation."""
         return self.implementation.claims
 
-    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> Attention:
+    def build(
+        self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
+    ) -> Attention:
         """Build the implementation; see `mha.spec.Implementation`."""
         return self.implementation.build(config, weights, dtype=dtype, device=device)
 
@@ -63,8 +67,10 @@ class Renamed:
 class Resolved:
     """An implementation, and how it was named.
 
-    implementation: its name is the registered one, or the one that the target gives it, if either does.
-    target: what `resolve` was given, and takes again; for an implementation that "all" named, its registered name.
+    implementation: its name is the registered one, or the one that the target gives it, if either
+        does.
+    target: what `resolve` was given, and takes again; for an implementation that "all" named, its
+        registered name.
     inference: how a plain class was understood; None for a declared implementation.
 
     >>> resolved = resolve("sdpa")[0]
@@ -81,8 +87,9 @@ class Resolved:
 class Registered:
     """A registered implementation, or why it is unavailable.
 
-    name, target: of the entry point. implementation: None if it could not be loaded. error: why not. broken: whether
-    that is a failure, rather than something optional that is missing. inference: as of `Resolved`.
+    name, target: of the entry point. implementation: None if it could not be loaded. error: why
+    not. broken: whether that is a failure, rather than something optional that is missing.
+    inference: as of `Resolved`.
 
     >>> [entry.target for entry in discover() if entry.name == "sdpa"]
     ['mha.implementations.sdpa:implementation']
@@ -108,7 +115,8 @@ class Registered:
 
 
 def discover(started: Callable[[str], object] = str) -> list[Registered]:
-    """Load every registered implementation, in the order of their names; started: is told each before it is loaded.
+    """Load every registered implementation, in the order of their names; started: is told each
+    before it is loaded.
 
     Raises nothing: an implementation that fails to load is returned with its error.
 
@@ -124,14 +132,18 @@ def discover(started: Callable[[str], object] = str) -> list[Registered]:
 
 @dataclass(frozen=True)
 class Found:
-    """What some targets name. unavailable: the registered implementations that "all" names, and that cannot be used."""
+    """What some targets name. unavailable: the registered implementations that "all" names, and
+    that cannot be used.
+    """
 
     resolved: list[Resolved]
     unavailable: tuple[Registered, ...] = ()
 
     @property
     def broken(self) -> dict[str, str]:
-        """Why those that are no mere lack of something optional cannot be used, by name, as in a report."""
+        """Why those that are no mere lack of something optional cannot be used, by name, as in a
+        report.
+        """
         return {entry.name: entry.error for entry in self.unavailable if entry.broken}
 
     @property
@@ -141,7 +153,8 @@ class Found:
 
 
 def find(targets: Iterable[str], started: Callable[[str], object] = str) -> Found:
-    """Return what targets name, and what "all" would name if it could be used; raises ImplementationError as `resolve`.
+    """Return what targets name, and what "all" would name if it could be used; raises
+    ImplementationError as `resolve`.
 
     started: is told each target, and each that "all" names, before it is loaded.
 
@@ -164,19 +177,23 @@ def find(targets: Iterable[str], started: Callable[[str], object] = str) -> Foun
 def available(entries: Iterable[Registered]) -> list[Resolved]:
     """Return the registered implementations that were loaded."""
     loaded = [(entry, entry.implementation) for entry in entries]
-    return [Resolved(each, entry.name, entry.inference) for entry, each in loaded if each is not None]
+    return [
+        Resolved(each, entry.name, entry.inference) for entry, each in loaded if each is not None
+    ]
 
 
 def resolve(target: str) -> list[Resolved]:
     """Return the implementations that `target` names: one, except for "all".
 
-    target: a registered name, "package.module:object", "path/to/file.py:object", one of these under another name,
-        "NAME=target", or "all" for every registered implementation that loads (`find` says which do
-        not). The object is an implementation, a plain
-        `torch.nn.Module` class, a function that makes a module (its parameters are those of a constructor), a function
-        of query, key and value, or a `functools.partial` of one; how to build and call it is then inferred.
+    target: a registered name, "package.module:object", "path/to/file.py:object", one of these under
+        another name, "NAME=target", or "all" for every registered implementation that loads (`find`
+        says which do not). The object is an implementation, a plain `torch.nn.Module` class, a
+        function that makes a module (its parameters are those of a constructor), a function of
+        query, key and value, or a `functools.partial` of one; how to build and call it is then
+        inferred.
 
-    Raises ImplementationError if there is no such object, if it cannot be loaded, or if it is neither of these.
+    Raises ImplementationError if there is no such object, if it cannot be loaded, or if it is
+    neither of these.
 
     >>> (resolved,) = resolve("mha.implementations.minimal:MinimalAttention")
     >>> resolved.implementation.name
@@ -196,7 +213,9 @@ def resolve(target: str) -> list[Resolved]:
     name, plain = split_name(target)
     if name:
         if plain == "all":
-            raise ImplementationError(f"{target!r} gives one name to all implementations; name one of them")
+            raise ImplementationError(
+                f"{target!r} gives one name to all implementations; name one of them"
+            )
         (found,) = resolve(plain)
         return [replace(found, implementation=_named(found.implementation, name), target=target)]
     if ":" in target:
@@ -219,7 +238,8 @@ def resolve(target: str) -> list[Resolved]:
 def as_resolved(value: object) -> Resolved:
     """Return what a value stands for: a target, or an object that a target may name.
 
-    Raises ImplementationError for a target that cannot be resolved or names several, and for any other value.
+    Raises ImplementationError for a target that cannot be resolved or names several, and for any
+    other value.
 
     >>> as_resolved(nn.Linear)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -231,30 +251,42 @@ def as_resolved(value: object) -> Resolved:
     if isinstance(value, str):
         resolved = resolve(value)
         if len(resolved) != 1:
-            raise ImplementationError(f"{value!r} names {len(resolved)} implementations; name one of them")
+            raise ImplementationError(
+                f"{value!r} names {len(resolved)} implementations; name one of them"
+            )
         return resolved[0]
     named = value.func if isinstance(value, partial) else value
-    module, name = getattr(value, "__module__", ""), getattr(named, "__name__", type(value).__name__)
+    module, name = (
+        getattr(value, "__module__", ""),
+        getattr(named, "__name__", type(value).__name__),
+    )
     has_a_place = attribute(module_named(module), name) is value and module != "__main__"
     implementation, inference = _implementation(name, value)
     return Resolved(implementation, f"{module}:{name}" if has_a_place else "", inference)
 
 
 def split_name(target: str) -> tuple[str, str]:
-    """Return the name that a target gives, empty if it gives none, and the target without it; a path may have a "=".
+    """Return the name that a target gives, empty if it gives none, and the target without it; a
+    path may have a "=".
 
     >>> split_name("old=attention.py:MyAttention"), split_name("sdpa")
     (('old', 'attention.py:MyAttention'), ('', 'sdpa'))
     """
     name, given, plain = target.partition("=")
-    is_name = given and re.fullmatch(r"[\w.-]+", name) and not Path(target.rpartition(":")[0] or target).exists()
+    is_name = (
+        given
+        and re.fullmatch(r"[\w.-]+", name)
+        and not Path(target.rpartition(":")[0] or target).exists()
+    )
     return (name, plain) if is_name else ("", target)
 
 
 def preflight(implementation: Implementation) -> None:
-    """Build a small attention, to find an adapter that does not fit its module before any clause is judged.
+    """Build a small attention, to find an adapter that does not fit its module before any clause is
+    judged.
 
-    Raises ImplementationError for an object that is not an implementation, and what the adapter raises of this type.
+    Raises ImplementationError for an object that is not an implementation, and what the adapter
+        raises of this type.
     Any other error in `build` is ignored: the clauses about construction report it.
 
     >>> preflight(resolve("loop")[0].implementation)
@@ -264,24 +296,34 @@ def preflight(implementation: Implementation) -> None:
     mha.implementations.discovery.errors.ImplementationError: 'loop' is not an implementation: it needs a name (str), ...
     """
     name, claims = getattr(implementation, "name", None), getattr(implementation, "claims", None)
-    if not (isinstance(name, str) and isinstance(claims, Claims) and callable(getattr(implementation, "build", None))):
+    if not (
+        isinstance(name, str)
+        and isinstance(claims, Claims)
+        and callable(getattr(implementation, "build", None))
+    ):
         raise ImplementationError(
-            f"{implementation!r:.80} is not an implementation: it needs a name (str), claims (mha.spec.Claims) and a "
-            f"method build, but its name is {name!r:.80} and its claims are {claims!r:.80}"
+            f"{implementation!r:.80} is not an implementation: it needs a name (str), claims"
+            f" (mha.spec.Claims) and a method build, but its name is {name!r:.80} and its claims"
+            f" are {claims!r:.80}"
         )
     if claims.world_sizes and not isinstance(original_of(implementation), Sharded):
         raise ImplementationError(
-            f"{name} claims ranks (Claims.world_sizes), but has no build_rank, placements, order and unsharded, as a "
-            "mha.spec.Sharded has; make one with mha.implementations.from_sharded"
+            f"{name} claims ranks (Claims.world_sizes), but has no build_rank, placements, order"
+            " and unsharded, as a mha.spec.Sharded has; make one with"
+            " mha.implementations.from_sharded"
         )
     if claims.world_sizes:
         pickled(original_of(implementation))
     n_heads, head_dim = min(claims.sizes.n_heads or {2}), claims.sizes.fit_head_dim(2)
     key_heads = 1 if claims.multi_query else None
-    config = Config(n_heads * head_dim, n_heads, n_kv_heads=key_heads, bias=most_biases(claims.bias))
+    config = Config(
+        n_heads * head_dim, n_heads, n_kv_heads=key_heads, bias=most_biases(claims.bias)
+    )
     try:
         with pristine(), as_found():  # what it changes is changed again when it is judged
-            implementation.build(config, Weights.random(config, 0, torch.float32), dtype=torch.float32, device="cpu")
+            implementation.build(
+                config, Weights.random(config, 0, torch.float32), dtype=torch.float32, device="cpu"
+            )
     except (Exception, SystemExit) as error:
         if isinstance(error, ImplementationError):
             raise
@@ -295,12 +337,15 @@ def _entry_point(name: str, registered: Sequence[EntryPoint]) -> EntryPoint:
         near = get_close_matches(name, known)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise ImplementationError(
-            f"no implementation is registered as {name!r}{hint} (registered: {', '.join(known) or 'none'}; give one of "
-            "these names, package.module:object, or path/to/file.py:object)"
+            f"no implementation is registered as {name!r}{hint} (registered:"
+            f" {', '.join(known) or 'none'}; give one of these names, package.module:object, or"
+            " path/to/file.py:object)"
         )
     if len({point.value for point in points}) > 1:
         values = " and ".join(sorted(point.value for point in points))
-        raise ImplementationError(f"the name {name!r} is registered twice, for {values}; give one of these instead")
+        raise ImplementationError(
+            f"the name {name!r} is registered twice, for {values}; give one of these instead"
+        )
     return points[0]
 
 
@@ -319,7 +364,9 @@ def _load_entry(point: EntryPoint) -> Registered:
             contained(f"the registered implementation {point.name} ({point.value})"),
         ):
             implementation, inference = _implementation(point.value, point.load())
-        return Registered(point.name, point.value, _named(implementation, point.name), inference=inference)
+        return Registered(
+            point.name, point.value, _named(implementation, point.name), inference=inference
+        )
     except UnavailableError as error:
         return Registered(point.name, point.value, error=str(error))
     except ImplementationError as error:
@@ -363,13 +410,15 @@ def _understood(target: str, value: object) -> tuple[Implementation, Inference |
         return inferred.implementation, inferred
     kind = "a class" if isinstance(value, type) else f"of type {type(value).__name__}"
     raise ImplementationError(
-        f"{target!r} is {kind}, neither a torch.nn.Module class nor an implementation (an object with name, claims "
-        f"and build); {_instead_of(value)}"
+        f"{target!r} is {kind}, neither a torch.nn.Module class nor an implementation (an object"
+        f" with name, claims and build); {_instead_of(value)}"
     )
 
 
 def _inferred(given: Any, label: str, *, is_function: bool) -> Inference:
-    """Return how a class or a function, or a partial of one, is understood: as a module, or as a kernel."""
+    """Return how a class or a function, or a partial of one, is understood: as a module, or as a
+    kernel.
+    """
     if is_function and not makes_modules(given):
         return infer_kernel(given, label)
     made = kernel_maker(given)
@@ -381,7 +430,10 @@ def _instead_of(value: object) -> str:
     if isinstance(value, nn.Module):
         return f"name the class {type(value).__name__} instead, because it is built in many sizes"
     if isinstance(value, torch.jit.ScriptFunction):
-        return "name the function that it is compiled from instead, because a compiled one does not name its inputs"
+        return (
+            "name the function that it is compiled from instead, because a compiled one does not"
+            " name its inputs"
+        )
     if isinstance(getattr(value, "__self__", value), FunctionMeta):
         return "name a function that calls its apply, because that one does not name its inputs"
     return "make one with mha.implementations.from_module or from_kernel"

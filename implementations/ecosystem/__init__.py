@@ -1,1 +1,3 @@
-"""Adapters of other packages' attention; `make ecosystem` judges them against the packages themselves."""
+"""Adapters of other packages' attention; `make ecosystem` judges them against the packages
+themselves.
+"""

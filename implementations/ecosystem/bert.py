@@ -1,4 +1,6 @@
-"""transformers' `BertSelfAttention`, eager and sdpa, with the dense layer of `BertSelfOutput` as W_o."""
+"""transformers' `BertSelfAttention`, eager and sdpa, with the dense layer of `BertSelfOutput` as
+W_o.
+"""
 
 from functools import partial
 
@@ -13,7 +15,9 @@ from mha.spec.claims import COMPUTE_DTYPES
 class Bert(BertAttention):
     def __init__(self, d_model, n_heads, dropout, attn):
         sizes = {"hidden_size": d_model, "num_attention_heads": n_heads}
-        super().__init__(BertConfig(**sizes, attention_probs_dropout_prob=dropout, attn_implementation=attn))
+        super().__init__(
+            BertConfig(**sizes, attention_probs_dropout_prob=dropout, attn_implementation=attn)
+        )
 
     def forward(self, hidden_states, attention_mask=None):
         eager = self.self.config._attn_implementation == "eager"
@@ -24,7 +28,12 @@ class Bert(BertAttention):
 
 
 OPTIONS = {
-    "parameters": {"w_q": "self.query", "w_k": "self.key", "w_v": "self.value", "w_o": "output.dense"},
+    "parameters": {
+        "w_q": "self.query",
+        "w_k": "self.key",
+        "w_v": "self.value",
+        "w_o": "output.dense",
+    },
     "mask_shape": "b h l s",
 }
 CLAIMS = {

@@ -1,4 +1,6 @@
-"""transformers' `LlamaAttention`, eager and sdpa, with its rotary embedding switched off (cos = 1, sin = 0)."""
+"""transformers' `LlamaAttention`, eager and sdpa, with its rotary embedding switched off (cos = 1,
+sin = 0).
+"""
 
 from functools import partial
 
@@ -12,8 +14,16 @@ from mha.spec.claims import COMPUTE_DTYPES
 
 class Llama(LlamaAttention):
     def __init__(self, d_model, n_heads, n_kv_heads, bias, dropout, attn):
-        sizes = {"hidden_size": d_model, "num_attention_heads": n_heads, "num_key_value_heads": n_kv_heads}
-        options = {"attention_bias": bias, "attention_dropout": dropout, "attn_implementation": attn}
+        sizes = {
+            "hidden_size": d_model,
+            "num_attention_heads": n_heads,
+            "num_key_value_heads": n_kv_heads,
+        }
+        options = {
+            "attention_bias": bias,
+            "attention_dropout": dropout,
+            "attn_implementation": attn,
+        }
         rope = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}  # an odd d_k is rejected otherwise
         super().__init__(LlamaConfig(**sizes, **options, rope_parameters=rope), layer_idx=0)
 

@@ -16,20 +16,32 @@ def attend_math(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
     if mask is not None and is_causal:  # rejected together
-        mask, is_causal = join_causal(mask, causal_mask(query.shape[2], key.shape[2], "top_left", query.device)), False
+        mask, is_causal = (
+            join_causal(mask, causal_mask(query.shape[2], key.shape[2], "top_left", query.device)),
+            False,
+        )
     mask = None if mask is None else torch.atleast_2d(mask)
     with sdpa_kernel(SDPBackend.MATH):
-        return F.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, enable_gqa=True)
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, 0.0, is_causal, enable_gqa=True
+        )
 
 
 def attend_flash(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
     if mask is not None and is_causal:  # rejected together
-        mask, is_causal = join_causal(mask, causal_mask(query.shape[2], key.shape[2], "top_left", query.device)), False
-    mask = None if mask is None else mask[(None,) * (4 - mask.ndim)]  # masks with three axes are rejected
+        mask, is_causal = (
+            join_causal(mask, causal_mask(query.shape[2], key.shape[2], "top_left", query.device)),
+            False,
+        )
+    mask = (
+        None if mask is None else mask[(None,) * (4 - mask.ndim)]
+    )  # masks with three axes are rejected
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return F.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, enable_gqa=True)
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, 0.0, is_causal, enable_gqa=True
+        )
 
 
 CLAIMS = {

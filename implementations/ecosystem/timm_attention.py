@@ -16,7 +16,10 @@ class Timm(Attention):
 
     def forward(self, x, attn_mask=None, is_causal=False):
         if attn_mask is not None and is_causal:  # "mutually exclusive" in timm
-            attn_mask, is_causal = join_causal(attn_mask, causal_mask(x.shape[1], x.shape[1], "top_left")), False
+            attn_mask, is_causal = (
+                join_causal(attn_mask, causal_mask(x.shape[1], x.shape[1], "top_left")),
+                False,
+            )
         return super().forward(x, attn_mask, is_causal)
 
 
@@ -29,7 +32,12 @@ CLAIMS = {
     "composes": {"compile", "func", "autocast"},
     "dtypes": COMPUTE_DTYPES,
 }
-fused = from_module(partial(Timm, fused=True), name="timm-fused", claims=Claims(**CLAIMS), **OPTIONS)
+fused = from_module(
+    partial(Timm, fused=True), name="timm-fused", claims=Claims(**CLAIMS), **OPTIONS
+)
 unfused = from_module(
-    partial(Timm, fused=False), name="timm-unfused", claims=Claims(**CLAIMS, empty_row="nan"), **OPTIONS
+    partial(Timm, fused=False),
+    name="timm-unfused",
+    claims=Claims(**CLAIMS, empty_row="nan"),
+    **OPTIONS,
 )

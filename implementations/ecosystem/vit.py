@@ -13,7 +13,9 @@ from mha.spec.claims import COMPUTE_DTYPES
 class ViT(ViTAttention):
     def __init__(self, d_model, n_heads, dropout, attn):
         sizes = {"hidden_size": d_model, "num_attention_heads": n_heads}
-        super().__init__(ViTConfig(**sizes, attention_probs_dropout_prob=dropout, attn_implementation=attn))
+        super().__init__(
+            ViTConfig(**sizes, attention_probs_dropout_prob=dropout, attn_implementation=attn)
+        )
 
     def forward(self, hidden_states, attention_mask=None):
         eager = self.config._attn_implementation == "eager"

@@ -24,7 +24,9 @@ def find_alibi(candidate: Candidate) -> None:
 
     Slopes without an effect, or with another one, are claimed as signed ones, and fail then.
     """
-    if not (candidate.explained and candidate.signature.alibi and candidate.config.n_heads == len(TRIED)):
+    if not (
+        candidate.explained and candidate.signature.alibi and candidate.config.n_heads == len(TRIED)
+    ):
         return
     readings = list(_readings(candidate))
     found = next((scores for scores in readings if _follows(candidate, scores, TRIED)), None)
@@ -56,7 +58,10 @@ def _follows(candidate: Candidate, scores: Scores, slopes: tuple[float, ...]) ->
 
 
 def _gives(
-    candidate: Candidate, scores: Scores, inputs: tuple[Tensor, Tensor, Tensor], slopes: tuple[float, ...]
+    candidate: Candidate,
+    scores: Scores,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    slopes: tuple[float, ...],
 ) -> bool:
     """Return whether a call with slopes gives what the formula gives with the bias of these ones."""
     given = {name: candidate.claims[name] for name in ("causal",) if name in candidate.claims}

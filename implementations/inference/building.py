@@ -23,8 +23,12 @@ OF_ARGUMENTS = (ValueError, AssertionError, TypeError, LookupError)
 SMALL = f"d_model={CONFIG.d_model}, n_heads={CONFIG.n_heads}"
 
 
-def built(label: str, constructor: Callable[..., nn.Module], arguments: Mapping[str, str]) -> nn.Module:
-    """Return a module for trial runs; raises ImplementationError for what cannot be built, or called by names."""
+def built(
+    label: str, constructor: Callable[..., nn.Module], arguments: Mapping[str, str]
+) -> nn.Module:
+    """Return a module for trial runs; raises ImplementationError for what cannot be built, or
+    called by names.
+    """
     try:
         with as_found():
             module = construct(constructor, arguments, CONFIG)
@@ -35,20 +39,31 @@ def built(label: str, constructor: Callable[..., nn.Module], arguments: Mapping[
     return module
 
 
-def _cannot_be_built(label: str, constructor: Callable[..., nn.Module], error: BaseException) -> str:
-    """Return what a constructor raised, and what to do: an error that may be of its arguments, to give it others."""
+def _cannot_be_built(
+    label: str, constructor: Callable[..., nn.Module], error: BaseException
+) -> str:
+    """Return what a constructor raised, and what to do: an error that may be of its arguments, to
+    give it others.
+    """
     raised = Raised.of(error)
     if raised.needs:
-        takes_device = "device" in inspect.signature(constructor).parameters and "CUDA" in raised.needs
+        takes_device = (
+            "device" in inspect.signature(constructor).parameters and "CUDA" in raised.needs
+        )
         on_cpu = f', or judge functools.partial({label}, device="cpu")' if takes_device else ""
         return f"{label} {raised.needs}{on_cpu} ({label}({SMALL}) raised {raised})"
     message, given = str(raised), "..."
     if isinstance(error, AttributeError) and isinstance(error.obj, AnyConfig):
         sizes = {name: code for field, code in SIZES.items() for name in CONSTRUCTOR_NAMES[field]}
-        message, given = f"AttributeError: its config has no {error.name}", config_code(constructor, sizes, error)
+        message, given = (
+            f"AttributeError: its config has no {error.name}",
+            config_code(constructor, sizes, error),
+        )
     elif raised.place and not isinstance(error, OF_ARGUMENTS):
         return f"{label}({SMALL}) raised {message}"
-    hint = f"name a function that builds it: def attention(d_model, n_heads): return {label}({given})"
+    hint = (
+        f"name a function that builds it: def attention(d_model, n_heads): return {label}({given})"
+    )
     return f"{label}({SMALL}) raised {message}; {hint}"
 
 
@@ -60,27 +75,39 @@ def require_forward(label: str, made: object) -> None:
 
 
 def _require_named_inputs(label: str, made: object) -> None:
-    """Raise ImplementationError for what is not a module, and for a compiled one, which does not name its inputs."""
+    """Raise ImplementationError for what is not a module, and for a compiled one, which does not
+    name its inputs.
+    """
     if not isinstance(made, nn.Module):
-        raise ImplementationError(f"{label}({SMALL}) returned {made!r:.80}, which is not a torch.nn.Module")
+        raise ImplementationError(
+            f"{label}({SMALL}) returned {made!r:.80}, which is not a torch.nn.Module"
+        )
     if isinstance(made, torch.jit.ScriptModule) or hasattr(made, "_orig_mod"):
         raise ImplementationError(
-            f"{label} returns a compiled module, which does not name its inputs; name what returns it uncompiled"
+            f"{label} returns a compiled module, which does not name its inputs; name what returns"
+            " it uncompiled"
         )
 
 
 def kernel_advice(label: str, made: Callable[..., Any]) -> str:
-    """Return how to judge a module that takes query, key and value, and may have no projections of its own."""
+    """Return how to judge a module that takes query, key and value, and may have no projections of
+    its own.
+    """
     has_forward = inspect.isclass(made) and hasattr(made, "forward")
     parameters = inspect.signature(forward_of(cast(type, made))).parameters if has_forward else {}
     if not input_names(parameters):
         return ""
     names = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    taken = ", ".join(name if parameters[name].default is inspect.Parameter.empty else f"{name}=None" for name in names)
+    taken = ", ".join(
+        name if parameters[name].default is inspect.Parameter.empty else f"{name}=None"
+        for name in names
+    )
     given = {"temperature": f"{names[0]}.shape[-1] ** 0.5"}
     required = [p.name for p in inspect.signature(made).parameters.values() if p.default is p.empty]
-    built = ", ".join(f"{name}={given.get(name, '...')}" for name in required if name not in ("args", "kwargs"))
+    built = ", ".join(
+        f"{name}={given.get(name, '...')}" for name in required if name not in ("args", "kwargs")
+    )
     return (
-        f". If it has no projections, judge a function of heads, (b, h, l, d): def attend({taken}): "
-        f"return {label}({built}).eval()({', '.join(names)})"
+        f". If it has no projections, judge a function of heads, (b, h, l, d): def attend({taken}):"
+        f" return {label}({built}).eval()({', '.join(names)})"
     )

@@ -17,9 +17,22 @@ from mha.implementations.adapters.compiled import compiled_again
 from mha.implementations.adapters.construction import module_class, parameters_of
 from mha.implementations.adapters.mask_forms import MaskedNumber, MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
-from mha.implementations.adapters.signature import Signature, call_parameters, forward_of, signature_of
+from mha.implementations.adapters.signature import (
+    Signature,
+    call_parameters,
+    forward_of,
+    signature_of,
+)
 from mha.implementations.discovery.raised import Raised
-from mha.implementations.inference.probes import CONFIG, GENERAL, OWN_HEAD_DIM, Formula, Probe, SpecialCase, most_biases
+from mha.implementations.inference.probes import (
+    CONFIG,
+    GENERAL,
+    OWN_HEAD_DIM,
+    Formula,
+    Probe,
+    SpecialCase,
+    most_biases,
+)
 from mha.implementations.inference.projections import ParameterMap
 from mha.implementations.process.pristine import as_found
 from mha.spec import Claims, Config, MaskConvention, Output, Sizes, Weights
@@ -34,26 +47,33 @@ GPU = "cuda"
 class Candidate:
     """One way to understand a class, or a `functools.partial` of one.
 
-    parameters, layout, mask, mask_shape, mask_numbers, mask_required, masked_number, memory_optional, query_last,
-    padding, rotation_pairs: as for `from_module`. label: the name of the class.
-    causal_by_default: how the causal mask is aligned that a call without a mask has, and a mask takes the place of.
-    formula: what the module computes, if `explained`; otherwise no formula gives its outputs. special: the case in
-    which the formula is tested. shown: what is special about it, or about one in which no mask can be tried. claims:
-    those that differ from `Claims()`, added as they are found. changes, dtype: of trial runs, to their configuration
-    and the dtype. problem, raised: what the last call raised, as a line and in full. beside: what it
-    returns beside its output, if not the weights.
-    weights_at: `weights` of `from_module`. one_head: why a single head is not claimed, if it is not. other_widths,
-    other_lengths, other_keys: what other widths of heads, lengths, or numbers of keys raise, if they are not
-    claimed. too_long: what a call with long inputs raised. hint: what the causal flag raises, if it only says that the
-    mask is causal. last: the module that was called last. assumed: why the format of masks is assumed, if none explains
-    what they do. ignored: whether masks of this format have no effect. hides_queries: whether masks hide the queries of
-    padding too, and are not judged. drops_otherwise: whether it drops in training, but neither weights nor outputs.
-    empty_row: the policy for rows without a key, if one is found. detached: whether its outputs have no gradients.
-    flag_fault: what is wrong with its causal flag, if that does not do what it says. idle_flag: a flag of the
-    constructor that has no effect, and is not judged. left_out: a value of such a flag that is not judged, so that
-    masks are. flag_left_out: whether calls leave the causal flag out, so that the constructor decides.
-    idle_options: what a call may say about the scores, and has no effect. assumed_options: what has another effect than
-    each reading that is known, so that it is read as its name says.
+    parameters, layout, mask, mask_shape, mask_numbers, mask_required, masked_number,
+        memory_optional, query_last, padding, rotation_pairs: as for `from_module`. label: the name
+        of the class.
+    causal_by_default: how the causal mask is aligned that a call without a mask has, and a mask
+        takes the place of.
+    formula: what the module computes, if `explained`; otherwise no formula gives its outputs.
+        special: the case in which the formula is tested. shown: what is special about it, or about
+        one in which no mask can be tried. claims: those that differ from `Claims()`, added as they
+        are found. changes, dtype: of trial runs, to their configuration and the dtype. problem,
+        raised: what the last call raised, as a line and in full. beside: what it returns beside its
+        output, if not the weights.
+    weights_at: `weights` of `from_module`. one_head: why a single head is not claimed, if it is
+        not. other_widths, other_lengths, other_keys: what other widths of heads, lengths, or
+        numbers of keys raise, if they are not claimed. too_long: what a call with long inputs
+        raised. hint: what the causal flag raises, if it only says that the mask is causal. last:
+        the module that was called last. assumed: why the format of masks is assumed, if none
+        explains what they do. ignored: whether masks of this format have no effect. hides_queries:
+        whether masks hide the queries of padding too, and are not judged. drops_otherwise: whether
+        it drops in training, but neither weights nor outputs.
+    empty_row: the policy for rows without a key, if one is found. detached: whether its outputs
+        have no gradients.
+    flag_fault: what is wrong with its causal flag, if that does not do what it says. idle_flag: a
+        flag of the constructor that has no effect, and is not judged. left_out: a value of such a
+        flag that is not judged, so that masks are. flag_left_out: whether calls leave the causal
+        flag out, so that the constructor decides.
+    idle_options: what a call may say about the scores, and has no effect. assumed_options: what has
+        another effect than each reading that is known, so that it is read as its name says.
     """
 
     constructor: Callable[..., nn.Module]
@@ -131,7 +151,9 @@ class Candidate:
         )
 
     def mask_of(self, probe: Probe, axes: str, *, causal: bool = False) -> Tensor:
-        """Return a mask as `Probe.mask` does, but of the first keys, where its format is their number."""
+        """Return a mask as `Probe.mask` does, but of the first keys, where its format is their
+        number.
+        """
         mask = probe.mask(axes, causal=causal or bool(self.formula.causal))
         return mask.sort(-1, descending=True).values if self.masks.counts_keys else mask
 
@@ -139,7 +161,12 @@ class Candidate:
         """Return the implementation that this candidate declares."""
         # Where one is required, a format is tried before its claims are known.
         masks = self.masks.limits(Claims()) if self.mask_required or not self.mask else {}
-        made = from_module(self.constructor, **self.options(), claims=Claims(**masks | self.claims), name=self.label)
+        made = from_module(
+            self.constructor,
+            **self.options(),
+            claims=Claims(**masks | self.claims),
+            name=self.label,
+        )
         return replace(made, call=self.as_called(made.call))
 
     def as_called(self, call: Call) -> Call:
@@ -160,7 +187,9 @@ class Candidate:
 
     def built_with(self: Kind, name: str, *, value: bool) -> Kind:
         """Return the candidate with a parameter of the constructor set."""
-        return replace(self, constructor=partial(self.constructor, **{name: value}), claims=dict(self.claims))
+        return replace(
+            self, constructor=partial(self.constructor, **{name: value}), claims=dict(self.claims)
+        )
 
     @property
     def cross_attention(self) -> bool | Literal["memory"]:
@@ -188,10 +217,18 @@ class Candidate:
     def config(self) -> Config:
         """The configuration of trial runs."""
         claimed = self.sizes.fit_head_dim(CONFIG.head_dim)
-        own = OWN_HEAD_DIM if "own_head_dim" in self.claims else claimed if claimed != CONFIG.head_dim else None
+        own = (
+            OWN_HEAD_DIM
+            if "own_head_dim" in self.claims
+            else claimed
+            if claimed != CONFIG.head_dim
+            else None
+        )
         key_heads = 1 if "multi_query" in self.claims else None
         bias = most_biases(self.claims.get("bias", {True}))
-        return replace(CONFIG, **{"bias": bias, "n_kv_heads": key_heads, "d_head": own} | self.changes)
+        return replace(
+            CONFIG, **{"bias": bias, "n_kv_heads": key_heads, "d_head": own} | self.changes
+        )
 
     @property
     def weights(self) -> Weights:
@@ -200,9 +237,11 @@ class Candidate:
 
     @property
     def plainly_causal(self) -> bool:
-        """Whether a call without a mask is asked to be causal, so that the formula gives its output.
+        """Whether a call without a mask is asked to be causal, so that the formula gives its
+        output.
 
-        Where a causal flag does not do what it says, that is what is claimed, and not what the formula is.
+        Where a causal flag does not do what it says, that is what is claimed, and not what the
+        formula is.
         """
         return bool(self.claims.get("always_causal") if self.flag_fault else self.formula.causal)
 
@@ -233,13 +272,17 @@ class Candidate:
     @property
     def mask_alone(self) -> str | None:
         """The name of its mask in calls without a memory, if such are made."""
-        names = signature_of(self.forward_parameters, padding=self.padding is not None, self_attention=True)
+        names = signature_of(
+            self.forward_parameters, padding=self.padding is not None, self_attention=True
+        )
         return names.mask if self.memory_optional else None
 
     def signature_with(self, *, padding: bool) -> Signature:
         """What they mean if one mask is of key padding, or if none is."""
         options: dict[str, Any] = {"padding": padding, "query_last": self.query_last}
-        found = signature_of(self.forward_parameters, **options, self_attention=not self.cross_attention)
+        found = signature_of(
+            self.forward_parameters, **options, self_attention=not self.cross_attention
+        )
         return found.with_rotations(of_pairs=self.rotation_pairs)
 
     def call(
@@ -257,17 +300,24 @@ class Candidate:
         same = {id(x): x.to(self.device, self.dtype) for x in inputs}  # one tensor stays one tensor
         mask = options.get("mask")
         if isinstance(mask, Tensor):
-            options["mask"] = mask.to(self.device, self.dtype if mask.is_floating_point() else mask.dtype)
-        # Without gradients, a module may take other masks, as the fast path of `torch.nn.MultiheadAttention` does.
+            options["mask"] = mask.to(
+                self.device, self.dtype if mask.is_floating_point() else mask.dtype
+            )
+        # Without gradients, a module may take other masks, as the fast path of
+        # `torch.nn.MultiheadAttention` does.
         with torch.enable_grad(), as_found(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of inputs that it may not take
             try:
                 weights = self.weights.to(self.dtype)
-                attention = self.implementation().build(self.config, weights, dtype=self.dtype, device=self.device)
+                attention = self.implementation().build(
+                    self.config, weights, dtype=self.dtype, device=self.device
+                )
                 if change:
                     change(attention.module)
                 self.last = attention.train(training)
-                result = compiled_again(lambda: self.last(*(same[id(x)] for x in inputs), **options))
+                result = compiled_again(
+                    lambda: self.last(*(same[id(x)] for x in inputs), **options)
+                )
                 return Output(*map(_on_the_cpu, result))
             except (Exception, SystemExit) as error:  # the class may raise anything
                 self.raised = Raised.of(error)
@@ -279,7 +329,9 @@ class Candidate:
         return self.call(inputs, is_causal=self.plainly_causal, **options)
 
     def left_behind(self) -> list[str]:
-        """Return the dotted names of the tensors that the last call left on attributes of the module."""
+        """Return the dotted names of the tensors that the last call left on attributes of the
+        module.
+        """
         modules = self.last.get_submodule("module").named_modules()
         return [
             f"{path}.{name}" if path else name
@@ -290,7 +342,9 @@ class Candidate:
 
 
 def without_gradients(candidate: Kind) -> Kind:
-    """Return a candidate that claims no gradients: its weights do not require any, in trial runs too."""
+    """Return a candidate that claims no gradients: its weights do not require any, in trial runs
+    too.
+    """
     return replace(candidate, claims=candidate.claims | {"gradients": False})
 
 

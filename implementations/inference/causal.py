@@ -18,7 +18,9 @@ ALIGNMENTS: tuple[Alignment, ...] = ("top_left", "bottom_right")
 
 
 def find_causal(candidate: Candidate) -> None:
-    """Set the claims about causal attention; raises Unclear if the causal flag raises, other than as a hint."""
+    """Set the claims about causal attention; raises Unclear if the causal flag raises, other than
+    as a hint.
+    """
     candidate.claims.pop("causal")
     candidate.hint = _hint(candidate)
     if candidate.hint:
@@ -26,7 +28,9 @@ def find_causal(candidate: Candidate) -> None:
     elif candidate.causal_by_default:
         candidate.claims["causal"] = candidate.causal_by_default
     elif candidate.formula.causal or candidate.signature.is_causal:
-        candidate.flag_fault = fault_of_flag(replace(candidate, claims=candidate.claims | {"causal": None}))
+        candidate.flag_fault = fault_of_flag(
+            replace(candidate, claims=candidate.claims | {"causal": None})
+        )
         _claim_causal(candidate)
     elif candidate.mask is None or "l" not in candidate.masks.axes:
         candidate.claims["causal"] = None
@@ -43,13 +47,22 @@ def _claim_causal(candidate: Candidate) -> None:
 
 
 def _hint(candidate: Candidate) -> str:
-    """Return what the causal flag raises if it only says what the mask is, as in `torch.nn.MultiheadAttention`."""
-    if not candidate.signature.is_causal or candidate.mask is None or "l" not in candidate.masks.axes:
+    """Return what the causal flag raises if it only says what the mask is, as in
+    `torch.nn.MultiheadAttention`.
+    """
+    if (
+        not candidate.signature.is_causal
+        or candidate.mask is None
+        or "l" not in candidate.masks.axes
+    ):
         return ""
     probe = candidate.probes[0]
     if candidate.call(probe.inputs, is_causal=True) is not None:
         return ""
-    problem, mask = candidate.problem, causal_mask(probe.queries, probe.inputs[1].shape[1], "top_left")[None, None]
+    problem, mask = (
+        candidate.problem,
+        causal_mask(probe.queries, probe.inputs[1].shape[1], "top_left")[None, None],
+    )
     result = candidate.call(probe.inputs, mask=mask, is_causal=True)
     expected = candidate.formula(probe.inputs, candidate.weights, mask)
     return problem if result is not None and is_close(result.output, expected) else ""
@@ -60,7 +73,9 @@ def _combines(candidate: Candidate) -> bool:
     probe = candidate.probes[0]
     per_item = candidate.claims.get("per_item_mask", True)
     mask = candidate.mask_of(probe, "bs" if per_item else "s", causal=True)[:, :1, :1]
-    with sdpa_kernel(SDPBackend.MATH):  # which raises where others do not, and is chosen for some calls
+    with sdpa_kernel(
+        SDPBackend.MATH
+    ):  # which raises where others do not, and is chosen for some calls
         return candidate.call(probe.inputs, mask=mask, is_causal=True) is not None
 
 
@@ -86,7 +101,9 @@ def _alignment(candidate: Candidate) -> Alignment:
 
 
 def _explained(candidate: Candidate) -> Alignment | None:
-    """Return the alignment with which the formula gives the outputs of causal calls, if there is one."""
+    """Return the alignment with which the formula gives the outputs of causal calls, if there is
+    one.
+    """
     for alignment in ALIGNMENTS if candidate.explained and not candidate.special.name else ():
         if all(_is_aligned(candidate, probe, alignment) for probe in candidate.probes):
             return alignment
@@ -97,11 +114,15 @@ def _is_aligned(candidate: Candidate, probe: Probe, alignment: Alignment) -> boo
     """Return whether the formula gives the output of a causal call with this alignment."""
     result = candidate.call(probe.inputs, is_causal=True)
     mask = causal_mask(probe.queries, probe.inputs[1].shape[1], alignment)
-    return result is not None and is_close(result.output, candidate.formula(probe.inputs, candidate.weights, mask))
+    return result is not None and is_close(
+        result.output, candidate.formula(probe.inputs, candidate.weights, mask)
+    )
 
 
 def _misaligned(candidate: Candidate, alignment: Alignment) -> int:
-    """Return how many keys are read that this alignment of the causal mask hides, and the other way round."""
+    """Return how many keys are read that this alignment of the causal mask hides, and the other way
+    round.
+    """
     count = 0
     for probe in replace(candidate, special=GENERAL).probes:
         read = influence(candidate, probe.inputs, is_causal=True)

@@ -9,7 +9,12 @@ from typing import NamedTuple
 
 from torch import nn
 
-from mha.implementations.adapters.construction import SIZES, assumed_arguments, fixed_dropout, parameters_of
+from mha.implementations.adapters.construction import (
+    SIZES,
+    assumed_arguments,
+    fixed_dropout,
+    parameters_of,
+)
 from mha.implementations.adapters.constructor_names import BIAS_ROLES, causal_flags
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING, PAIRED
@@ -53,26 +58,44 @@ class Row(NamedTuple):
 def table(rows: Sequence[Row], width: int = WIDTH) -> str:
     """Return rows as aligned text of at most `width` columns."""
     topic = max(len(row.topic) for row in rows)
-    filler = TextWrapper(width, subsequent_indent=" " * (topic + 2), break_long_words=False, break_on_hyphens=False)
-    return "\n".join(filler.fill(f"{row.topic:<{topic}}  {row.finding}  [{row.evidence}]") for row in rows)
+    filler = TextWrapper(
+        width, subsequent_indent=" " * (topic + 2), break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(
+        filler.fill(f"{row.topic:<{topic}}  {row.finding}  [{row.evidence}]") for row in rows
+    )
 
 
 def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> list[Row]:
     """Return what was found.
 
-    module: the module of the trial runs. arguments: what the parameters of its constructor are given.
+    module: the module of the trial runs. arguments: what the parameters of its constructor are
+    given.
     """
     tested, initial = candidate.evidence, not_loaded(module, candidate.parameters)
-    # The value of a causal flag is the one that is judged, and not the one that trial runs began with.
+    # The value of a causal flag is the one that is judged, and not the one that trial runs began
+    # with.
     arguments = {
-        name: field for name, field in arguments.items() if field != "causal" or name not in candidate.keywords
+        name: field
+        for name, field in arguments.items()
+        if field != "causal" or name not in candidate.keywords
     }
     kept = {name: x for name, x in candidate.keywords.items() if name not in arguments}
     assumed = ", ".join(assumed_arguments(candidate.constructor, arguments))
-    kept |= {name: SIZES[field] for name, field in getattr(candidate.constructor, "widths", {}).items()}
-    built = ", ".join(filter(None, (_assignments(arguments), *(f"{name}={value}" for name, value in kept.items()))))
+    kept |= {
+        name: SIZES[field] for name, field in getattr(candidate.constructor, "widths", {}).items()
+    }
+    built = ", ".join(
+        filter(
+            None, (_assignments(arguments), *(f"{name}={value}" for name, value in kept.items()))
+        )
+    )
     return [
-        Row("built as", f"{candidate.label}({built})", f"assumed, not by name: {assumed}" if assumed else "by name"),
+        Row(
+            "built as",
+            f"{candidate.label}({built})",
+            f"assumed, not by name: {assumed}" if assumed else "by name",
+        ),
         Row("projections", _projections(candidate.parameters), _against_name(candidate) or tested),
         Row("biases", _biases(candidate), "tested"),
         Row("inputs", _inputs(candidate), tested),
@@ -89,19 +112,27 @@ def _fixed_dropout(module: nn.Module) -> list[Row]:
 
 
 def _against_name(candidate: Candidate) -> str:
-    """Return that the outputs show another order of stacked projections than their name says, if they do."""
+    """Return that the outputs show another order of stacked projections than their name says, if
+    they do.
+    """
     name = order_against_name(candidate.parameters)
-    return f"assumed: the outputs show this order, though the layer is called {name}" if name else ""
+    return (
+        f"assumed: the outputs show this order, though the layer is called {name}" if name else ""
+    )
 
 
 def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]:
     """Return what was found about what a module, or a kernel, computes and takes."""
     rows = _formulas(candidate) + _masks(candidate)
-    rows.append(Row("causal", f"{_causal(candidate)}{_idle(candidate)}", _evidence_of_causal(candidate)))
+    rows.append(
+        Row("causal", f"{_causal(candidate)}{_idle(candidate)}", _evidence_of_causal(candidate))
+    )
     rows.append(Row("weights", _weights(candidate), "tested"))
     rows += [Row(*row) for row in score_rows(candidate)]
     rows += _options(candidate)
-    rows.append(Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"))
+    rows.append(
+        Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested")
+    )
     if "rounding" in candidate.claims:
         rows.append(Row("rounding", _rounding(candidate.claims["rounding"]), "tested"))
     if unused := unused_options(candidate, arguments):
@@ -116,7 +147,9 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
 
 
 def _formulas(candidate: Candidate) -> list[Row]:
-    """Return the row about the formula, if one explains the outputs, with what to claim if that is meant."""
+    """Return the row about the formula, if one explains the outputs, with what to claim if that is
+    meant.
+    """
     if not candidate.explained:
         return []
     evidence = candidate.evidence
@@ -201,8 +234,15 @@ def _lse(candidate: Candidate) -> str:
 DROPS_OTHERWISE = "not judged: in training it drops something other than whole weights or outputs"
 DROPPED = {True: "the weights", "output": "the output", "both": "the weights and the output"}
 DROPPED["each"] = "the weights and the output, each with a probability of its own"
-WIDTHS = {"own_head_dim": "the width of a head", "grouped_query": "fewer key heads", "kv_widths": "kdim and vdim"}
-WIDTHS |= {"value_width": "values of a width of their own", "multi_query": "one key and value for all heads"}
+WIDTHS = {
+    "own_head_dim": "the width of a head",
+    "grouped_query": "fewer key heads",
+    "kv_widths": "kdim and vdim",
+}
+WIDTHS |= {
+    "value_width": "values of a width of their own",
+    "multi_query": "one key and value for all heads",
+}
 
 
 def _options(candidate: Candidate) -> list[Row]:
@@ -248,7 +288,9 @@ def _lengths(candidate: Candidate) -> str:
         f"multiples of {candidate.sizes.length_multiple}": candidate.other_lengths,
         f"at most {candidate.sizes.max_length}": candidate.too_long,
     }
-    return "; ".join(f"{limit}: others raise {raised}" for limit, raised in limits.items() if raised)
+    return "; ".join(
+        f"{limit}: others raise {raised}" for limit, raised in limits.items() if raised
+    )
 
 
 def _dtypes(candidate: Candidate) -> str:
@@ -267,7 +309,9 @@ def _projections(parameters: Mapping[str, ParameterPath]) -> str:
     """Return which parameter is which projection."""
 
     def text(path: ParameterPath) -> str:
-        return "none" if path is None else path if isinstance(path, str) else f"{path[0]} as {path[1]}"
+        return (
+            "none" if path is None else path if isinstance(path, str) else f"{path[0]} as {path[1]}"
+        )
 
     return ", ".join(f"{key}: {text(path)}" for key, path in parameters.items())
 
@@ -279,7 +323,9 @@ def _biases(candidate: Candidate) -> str:
     if values == set(BIASES):
         return "of each projection, with or without"
     names: dict[bool | str, str] = {True: "always", False: "none"}
-    return " or ".join(names.get(value) or f"on {', '.join(str(value))}" for value in BIASES if value in values)
+    return " or ".join(
+        names.get(value) or f"on {', '.join(str(value))}" for value in BIASES if value in values
+    )
 
 
 def _inputs(candidate: Candidate) -> str:
@@ -289,14 +335,18 @@ def _inputs(candidate: Candidate) -> str:
     if candidate.cross_attention == "memory" and not candidate.signature.inputs:
         left_out = ", left out in self-attention" if candidate.memory_optional else ""
         query = f"{candidate.signature.query} as query" if candidate.signature.query else "query"
-        return f"{query}, and {candidate.signature.memory} as key and value{left_out}, of shape {axes}"
+        return (
+            f"{query}, and {candidate.signature.memory} as key and value{left_out}, of shape {axes}"
+        )
     return f"{', '.join(candidate.signature.inputs or INPUT_NAMES)}, of shape {axes}"
 
 
 def _formula(formula: Formula, contract: str = CONTRACT) -> str:
     differences = []
     if formula.scale != "1/sqrt(d_k)":
-        differences.append("scores are not scaled" if formula.scale == "none" else f"the scale is {formula.scale}")
+        differences.append(
+            "scores are not scaled" if formula.scale == "none" else f"the scale is {formula.scale}"
+        )
     if not formula.projected:
         differences.append("there is no output projection")
     return f"differs from the contract: {' and '.join(differences)}" if differences else contract
@@ -311,20 +361,33 @@ def _either(numbers: Collection[int]) -> str:
 def _mask(candidate: Candidate) -> str:
     """Return what a mask means, and its shape."""
     if candidate.hides_queries:
-        return f"not judged: {candidate.signature.mask} hides the queries of padding too, whose outputs mean nothing"
+        return (
+            f"not judged: {candidate.signature.mask} hides the queries of padding too, whose"
+            " outputs mean nothing"
+        )
     if candidate.mask is None:
         return "none"
-    meaning = "how many of the first keys a query may attend to" if candidate.masks.counts_keys else ""
+    meaning = (
+        "how many of the first keys a query may attend to" if candidate.masks.counts_keys else ""
+    )
     meaning = meaning or CONVENTIONS[candidate.mask]
     meaning = meaning.replace("True", "1") if candidate.mask_numbers else meaning
-    meaning = meaning.replace("True", "True or 1") if "int" in candidate.claims.get("masks", ()) else meaning
+    meaning = (
+        meaning.replace("True", "True or 1")
+        if "int" in candidate.claims.get("masks", ())
+        else meaning
+    )
     ranks = candidate.claims.get("mask_ranks")
     broadcast = f"of {_either(ranks)} dimensions, " if ranks else ""
     shape = (
-        f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else f"{broadcast}broadcastable to (b, h, l, s)"
+        f"of shape {candidate.mask_shape!r}"
+        if candidate.mask_shape
+        else f"{broadcast}broadcastable to (b, h, l, s)"
     )
     always = _mask_besides(candidate)
-    names = " or ".join(dict.fromkeys(filter(None, (candidate.mask_alone, candidate.signature.mask))))
+    names = " or ".join(
+        dict.fromkeys(filter(None, (candidate.mask_alone, candidate.signature.mask)))
+    )
     rows = [f"{names}: {meaning}, {shape}{always}"]
     if candidate.padding:  # which leaves nothing to a mask that does not differ between queries
         rows = [*(rows if "l" in candidate.masks.axes else []), _padding(candidate)]
@@ -340,12 +403,16 @@ def _mask_besides(candidate: Candidate) -> str:
 
 
 def _padding(candidate: Candidate) -> str:
-    return f"{candidate.signature.padding}: {CONVENTIONS[candidate.padding or 'keep']}, of shape 'b s'"
+    return (
+        f"{candidate.signature.padding}: {CONVENTIONS[candidate.padding or 'keep']}, of shape 'b s'"
+    )
 
 
 def _idle(candidate: Candidate) -> str:
     """Return what is said of a causal flag of the constructor that has no effect."""
-    return f"; {candidate.idle_flag} of the constructor has no effect" if candidate.idle_flag else ""
+    return (
+        f"; {candidate.idle_flag} of the constructor has no effect" if candidate.idle_flag else ""
+    )
 
 
 def _causal(candidate: Candidate) -> str:
@@ -354,7 +421,10 @@ def _causal(candidate: Candidate) -> str:
     if "always_causal" in candidate.claims:
         return "always, aligned bottom_right" if "causal" in candidate.claims else "always"
     if candidate.hint:
-        return f"not judged: without a mask, {candidate.signature.is_causal}=True raises {candidate.hint}"
+        return (
+            f"not judged: without a mask, {candidate.signature.is_causal}=True raises"
+            f" {candidate.hint}"
+        )
     flag, alignment = candidate.signature.is_causal, candidate.claims.get("causal", "top_left")
     if flag:
         beside = "" if candidate.claims.get("causal_with_mask", True) else ", not beside a mask"
@@ -371,9 +441,15 @@ def _evidence_of_causal(candidate: Candidate) -> str:
 
 def _never_causal(candidate: Candidate) -> str:
     """Return that no call is causal, and how to judge a class that its constructor can make causal."""
-    parameters = parameters_of(candidate.constructor) if inspect.isclass(candidate.constructor) else {}
+    parameters = (
+        parameters_of(candidate.constructor) if inspect.isclass(candidate.constructor) else {}
+    )
     flags = causal_flags(parameters)
-    return f"no; to judge it causal too, check functools.partial({candidate.label}, {flags[0]}=True)" if flags else "no"
+    return (
+        f"no; to judge it causal too, check functools.partial({candidate.label}, {flags[0]}=True)"
+        if flags
+        else "no"
+    )
 
 
 def _weights(candidate: Candidate) -> str:

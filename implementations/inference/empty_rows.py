@@ -21,7 +21,9 @@ TILED = 512
 
 
 def find_empty_row(candidate: Candidate) -> None:
-    """Claim the policy for empty rows that a trial run shows, not in float64; where it shows none, claim nothing."""
+    """Claim the policy for empty rows that a trial run shows, not in float64; where it shows none,
+    claim nothing.
+    """
     if candidate.hides_queries:
         return
     is_double = candidate.dtype == torch.float64
@@ -39,7 +41,8 @@ def find_empty_row(candidate: Candidate) -> None:
 def _only_empty_rows_are_nan(candidate: Candidate) -> bool:
     """Return whether -infinity leaves a number in long rows whose last key alone is allowed.
 
-    Code that takes the keys in tiles may divide by zero in the first tile, which is a fault of its own.
+    Code that takes the keys in tiles may divide by zero in the first tile, which is a fault of its
+    own.
     """
     long = replace(candidate.probes[0], queries=TILED, keys=TILED)
     mask = (torch.arange(TILED) == TILED - 1).expand(long.batch, CONFIG.n_heads, TILED, TILED)
@@ -51,15 +54,19 @@ def _only_empty_rows_are_nan(candidate: Candidate) -> bool:
 
 
 def policy_of(candidate: Candidate) -> EmptyRow | None:
-    """Return the policy of the rows that a mask, or the causal flag, leaves without a key; None if there is none.
+    """Return the policy of the rows that a mask, or the causal flag, leaves without a key; None if
+    there is none.
 
-    It may depend on the dtype: a fill with the least number of float32 is -infinity where it is cast down.
+    It may depend on the dtype: a fill with the least number of float32 is -infinity where it is
+    cast down.
     """
     policies = {_policy(candidate, *trial) for trial in trials(candidate)}
     return policies.pop() if len(policies) == 1 else None
 
 
-def _policy(candidate: Candidate, probe: Probe, emptied: Tensor, options: dict[str, Any]) -> EmptyRow | None:
+def _policy(
+    candidate: Candidate, probe: Probe, emptied: Tensor, options: dict[str, Any]
+) -> EmptyRow | None:
     """Return the policy that a call shows whose emptied rows, boolean (B, L), have no key."""
     result = candidate.call(probe.inputs, **options)
     if result is None:
@@ -76,7 +83,9 @@ def _policy(candidate: Candidate, probe: Probe, emptied: Tensor, options: dict[s
 
 
 def trials(candidate: Candidate) -> Iterator[tuple[Probe, Tensor, dict[str, Any]]]:
-    """Yield probes, which of their rows are left without a key, boolean (B, L), and the options of the call."""
+    """Yield probes, which of their rows are left without a key, boolean (B, L), and the options of
+    the call.
+    """
     if candidate.mask:
         probe, causal = candidate.probes[0], candidate.formula.causal
         mask, emptied = _mask_with_empty_rows(candidate, probe)
@@ -86,7 +95,11 @@ def trials(candidate: Candidate) -> Iterator[tuple[Probe, Tensor, dict[str, Any]
             seen = causal_mask(mask.shape[2], mask.shape[3], causal)[0]
             first = (torch.arange(mask.shape[2]) == 0).expand(len(mask), -1)
             if bool(seen.any()) and not bool(seen.all()):
-                yield probe, first, {"mask": (~seen).expand_as(mask), "is_causal": candidate.plainly_causal}
+                yield (
+                    probe,
+                    first,
+                    {"mask": (~seen).expand_as(mask), "is_causal": candidate.plainly_causal},
+                )
         return
     if candidate.claims.get("causal") != "bottom_right":
         return
@@ -96,8 +109,12 @@ def trials(candidate: Candidate) -> Iterator[tuple[Probe, Tensor, dict[str, Any]
     yield probe, emptied, {"is_causal": True}
 
 
-def _explained_policy(candidate: Candidate, output: Tensor, emptied: Tensor, value: Tensor) -> EmptyRow | None:
-    """Return the policy whose contexts give the emptied rows, boolean (B, L), of an output (B, L, D)."""
+def _explained_policy(
+    candidate: Candidate, output: Tensor, emptied: Tensor, value: Tensor
+) -> EmptyRow | None:
+    """Return the policy whose contexts give the emptied rows, boolean (B, L), of an output (B, L,
+    D).
+    """
     values = _values(candidate, value)
     contexts: dict[EmptyRow, Tensor] = {"zeros": values * 0, "uniform": values}
     for policy, of_policy in contexts.items():
@@ -109,7 +126,9 @@ def _explained_policy(candidate: Candidate, output: Tensor, emptied: Tensor, val
 
 def _mask_with_empty_rows(candidate: Candidate, probe: Probe) -> tuple[Tensor, Tensor]:
     """Return a mask (B, H, L, S) that leaves some rows without a key, and which, boolean (B, L)."""
-    per_item, per_query = (candidate.claims.get(f"per_{axis}_mask", True) for axis in ("item", "query"))
+    per_item, per_query = (
+        candidate.claims.get(f"per_{axis}_mask", True) for axis in ("item", "query")
+    )
     mask = candidate.mask_of(probe, "bs" if per_item else "ls" if per_query else "s")
     emptied = torch.zeros(mask.shape[0], mask.shape[2], dtype=torch.bool)
     emptied[0 if per_item else slice(None), 0 if per_query and not per_item else slice(None)] = True

@@ -27,7 +27,12 @@ from mha.implementations.adapters.signature import Signature, possible_orders, r
 from mha.implementations.adapters.widths import with_other_widths
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.inference.building import built, kernel_advice, require_forward
-from mha.implementations.inference.candidate import Candidate, may_need_a_gpu, on_a_gpu, without_gradients
+from mha.implementations.inference.candidate import (
+    Candidate,
+    may_need_a_gpu,
+    on_a_gpu,
+    without_gradients,
+)
 from mha.implementations.inference.causal import find_causal
 from mha.implementations.inference.causal_flags import not_causal, with_idle_constructor_flag
 from mha.implementations.inference.declaration import declaration_of
@@ -56,7 +61,12 @@ from mha.implementations.inference.projections import (
 from mha.implementations.inference.refusals import refusal
 from mha.implementations.inference.scope import require_plain, without_window
 from mha.implementations.inference.self_attention import find_self_attention
-from mha.implementations.inference.sizes import claim_more_lengths, find_longest, find_widths, in_whole_tiles
+from mha.implementations.inference.sizes import (
+    claim_more_lengths,
+    find_longest,
+    find_widths,
+    in_whole_tiles,
+)
 from mha.implementations.inference.unused import unused_options
 from mha.implementations.process.pristine import as_found, pristine
 from mha.implementations.process.torch_state import threads
@@ -69,8 +79,8 @@ SEVERAL_HEADS = frozenset(range(2, 9))
 class Inference:
     """A class, or a function, as it was understood.
 
-    implementation: what to judge. rows: what was found, and how. declaration: the code that declares the same. kind:
-    which of the two it is. not_covered: options that are not judged.
+    implementation: what to judge. rows: what was found, and how. declaration: the code that
+    declares the same. kind: which of the two it is. not_covered: options that are not judged.
     """
 
     implementation: ModuleImplementation | KernelImplementation
@@ -81,7 +91,10 @@ class Inference:
 
     def report(self, width: int = WIDTH) -> str:
         """Return what was found, as a table of at most `width` columns, and the declaration."""
-        return f"{table(self.rows, width)}\n\nThe same as a declaration:\n\n{indent(self.declaration, '    ')}"
+        return (
+            f"{table(self.rows, width)}\n\nThe same as a"
+            f" declaration:\n\n{indent(self.declaration, '    ')}"
+        )
 
 
 @pristine()
@@ -93,7 +106,8 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     constructor: a class, a function that makes a module, or a `functools.partial` of one.
     label: its name in reports; by default its own.
 
-    Raises ImplementationError, with what to declare, for what names, shapes and trial runs leave open.
+    Raises ImplementationError, with what to declare, for what names, shapes and trial runs leave
+    open.
     """
     label = label or str(getattr(constructor, "__name__", "module"))
     made = constructor.func if isinstance(constructor, partial) else constructor
@@ -111,7 +125,9 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
 def _written(
     label: str, given: Callable[..., nn.Module], found: Callable[..., nn.Module]
 ) -> tuple[str, dict[str, Any]]:
-    """Return the code of the constructor that was found for a given one, and what names it where that does not."""
+    """Return the code of the constructor that was found for a given one, and what names it where
+    that does not.
+    """
     options = getattr(found, "keywords", {}) if found is not given else {}
     code = getattr(getattr(found, "func", found) if options else found, "code", label)
     set_to = "".join(f", {name}={value}" for name, value in options.items())
@@ -121,7 +137,8 @@ def _written(
 def _built_and_read(
     label: str, constructor: Callable[..., nn.Module]
 ) -> tuple[Mapping[str, str], nn.Module, Candidate]:
-    """Return the arguments of a constructor, a module that is built with them, and how it was understood.
+    """Return the arguments of a constructor, a module that is built with them, and how it was
+    understood.
 
     Raises ImplementationError for what is left open, or cannot be built.
     """
@@ -145,13 +162,17 @@ def _built_and_read(
 
 
 def _sizes(arguments: Mapping[str, str]) -> str:
-    return " and ".join(f"{name} is {field}" for name, field in arguments.items() if field in ("d_model", "n_heads"))
+    return " and ".join(
+        f"{name} is {field}" for name, field in arguments.items() if field in ("d_model", "n_heads")
+    )
 
 
 def _arguments(
     label: str, constructor: Callable[..., nn.Module], *, assume: bool = True, remark: str = ""
 ) -> Mapping[str, str]:
-    """Return the arguments of a constructor; raises ImplementationError, with advice for a kernel, and a remark."""
+    """Return the arguments of a constructor; raises ImplementationError, with advice for a kernel,
+    and a remark.
+    """
     try:
         return constructor_arguments(label, constructor, assume=assume)
     except ImplementationError as error:
@@ -162,7 +183,8 @@ def _arguments(
 def _explained(
     label: str, constructor: Callable[..., nn.Module], arguments: Mapping[str, str]
 ) -> tuple[tuple[nn.Module, Candidate] | None, str]:
-    """Return a module built with these arguments, as it was understood, if a formula gives its outputs.
+    """Return a module built with these arguments, as it was understood, if a formula gives its
+    outputs.
 
     Beside it, what reading a module raised that could be built.
     """
@@ -189,7 +211,8 @@ def _unread(label: str, constructor: Callable[..., nn.Module], module: nn.Module
 
 
 def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
-    """Return the candidate for a module, if need be for one that takes few dtypes or lengths, no gradients, or a GPU.
+    """Return the candidate for a module, if need be for one that takes few dtypes or lengths, no
+    gradients, or a GPU.
 
     Raises ImplementationError, with what to declare, for what is left open in each of these.
     """
@@ -212,7 +235,9 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
 
 
 def _others(empty: Candidate) -> Iterator[Candidate]:
-    """Yield what else a module may be whose calls raise: for rotations of pairs, half precision, or few lengths."""
+    """Yield what else a module may be whose calls raise: for rotations of pairs, half precision, or
+    few lengths.
+    """
     if {*PAIRED}.intersection(empty.signature.others):
         yield replace(empty, rotation_pairs=True)
     yield from (replace(empty, dtype=dtype) for dtype in FEW_DTYPES[1:])
@@ -225,7 +250,9 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
     candidate = _understand(empty, module)
     claim_more_lengths(candidate)
     _find_own_head_dim(candidate, arguments)
-    candidate = with_masks(next(not_causal(candidate), candidate) if candidate.signature.is_causal else candidate)
+    candidate = with_masks(
+        next(not_causal(candidate), candidate) if candidate.signature.is_causal else candidate
+    )
     find_causal(candidate)
     candidate = with_idle_constructor_flag(candidate)
     find_empty_row(candidate)
@@ -239,7 +266,9 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
 
 
 def _key_heads(module: nn.Module) -> dict[str, Any]:
-    """Return the claim that all heads share one key and value, if the shapes of the projections say so."""
+    """Return the claim that all heads share one key and value, if the shapes of the projections say
+    so.
+    """
     with suppress(Unclear):
         parameter_maps(module, CONFIG)
         return {}
@@ -250,11 +279,15 @@ def _key_heads(module: nn.Module) -> dict[str, Any]:
 
 
 def _understand(empty: Candidate, module: nn.Module) -> Candidate:
-    """Return the candidate whose projections and layout give what the module computes, or else the nearest one."""
+    """Return the candidate whose projections and layout give what the module computes, or else the
+    nearest one.
+    """
     _require_inputs(empty)
     choices = _choices(empty, module)
     for change in (None, reordered, interleaved):
-        orders = [_with_other_maps(candidates, change) for candidates in choices] if change else choices
+        orders = (
+            [_with_other_maps(candidates, change) for candidates in choices] if change else choices
+        )
         for number, candidates in enumerate(orders):
             matching = [candidate for candidate in candidates if find_formula(candidate)]
             if matching:
@@ -271,22 +304,41 @@ def _understand(empty: Candidate, module: nn.Module) -> Candidate:
 
 
 def _choices(empty: Candidate, module: nn.Module) -> list[list[Candidate]]:
-    """Return the candidates for each choice of what the inputs may be, the most general and usual first."""
-    choices = [_candidates(empty, module, cross_attention) for cross_attention in _possible_inputs(empty.signature)]
+    """Return the candidates for each choice of what the inputs may be, the most general and usual
+    first.
+    """
+    choices = [
+        _candidates(empty, module, cross_attention)
+        for cross_attention in _possible_inputs(empty.signature)
+    ]
     orders = possible_orders(empty.forward_parameters)
-    return choices + [_candidates(replace(empty, query_last=order), module, "memory") for order in orders]
+    return choices + [
+        _candidates(replace(empty, query_last=order), module, "memory") for order in orders
+    ]
 
 
 def _more_general(choices: Sequence[Sequence[Candidate]]) -> Candidate | None:
-    """Return the candidate with more general inputs that explains a special case, where one with fewer explains all."""
+    """Return the candidate with more general inputs that explains a special case, where one with
+    fewer explains all.
+    """
     candidates = [each for candidates in choices for each in candidates if not each.problem]
-    partial = [each for each in candidates if shows_inputs(explained_cases(each, (*SPECIAL_CASES, *QUICK_CASES)))]
+    partial = [
+        each
+        for each in candidates
+        if shows_inputs(explained_cases(each, (*SPECIAL_CASES, *QUICK_CASES)))
+    ]
     return nearest(partial) if partial else None
 
 
-def _candidates(empty: Candidate, module: nn.Module, cross_attention: bool | Literal["memory"]) -> list[Candidate]:
+def _candidates(
+    empty: Candidate, module: nn.Module, cross_attention: bool | Literal["memory"]
+) -> list[Candidate]:
     """Return a candidate for each choice of projections and layouts."""
-    claims = empty.claims | {"causal": None} | ({} if cross_attention is True else {"cross_attention": cross_attention})
+    claims = (
+        empty.claims
+        | {"causal": None}
+        | ({} if cross_attention is True else {"cross_attention": cross_attention})
+    )
     maps = parameter_maps(module, empty.config)
     biases = possible_biases(replace(empty, parameters=maps[0], claims=claims))
     claims |= {} if biases == {True, False} else {"bias": biases}
@@ -318,11 +370,17 @@ def _possible_inputs(signature: Signature) -> tuple[bool | Literal["memory"], ..
 
 
 def _require_inputs(candidate: Candidate) -> None:
-    """Raise Unclear unless the module takes one input, two (the second one being key and value) or three."""
+    """Raise Unclear unless the module takes one input, two (the second one being key and value) or
+    three.
+    """
     signature, parameters = candidate.signature, candidate.forward_parameters
-    required = [p for p in required_inputs(parameters) if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+    required = [
+        p for p in required_inputs(parameters) if p.kind is not inspect.Parameter.VAR_POSITIONAL
+    ]
     if not (signature.one_input or signature.memory or signature.inputs) and len(required) != 3:
-        raise Unclear(f"forward({', '.join(parameters)}) takes neither one input nor three; pass call=...")
+        raise Unclear(
+            f"forward({', '.join(parameters)}) takes neither one input nor three; pass call=..."
+        )
 
 
 def _require_one_map(matching: Sequence[Candidate]) -> None:
@@ -330,37 +388,55 @@ def _require_one_map(matching: Sequence[Candidate]) -> None:
     maps = sorted({str(each.parameters) for each in matching})
     if len(maps) > 1:
         more = f"; and {len(maps) - 2} more" if len(maps) > 2 else ""
-        raise Unclear(f"more than one choice of projections gives what it computes ({'; '.join(maps[:2])}{more})")
+        raise Unclear(
+            "more than one choice of projections gives what it computes"
+            f" ({'; '.join(maps[:2])}{more})"
+        )
 
 
 def _find_own_head_dim(candidate: Candidate, arguments: Mapping[str, str]) -> None:
-    """Set whether the width of a head may be given, if the constructor, or perhaps its config, takes one."""
+    """Set whether the width of a head may be given, if the constructor, or perhaps its config,
+    takes one.
+    """
     if not {"head_dim", "config"}.isdisjoint(arguments.values()):
-        tried = replace(candidate, claims=candidate.claims | {"own_head_dim": True}, explained=False)
+        tried = replace(
+            candidate, claims=candidate.claims | {"own_head_dim": True}, explained=False
+        )
         same = find_formula(tried) and tried.formula == candidate.formula
-        returned = "head_dim" in arguments.values() and candidate.evidence != "tested" and returns_outputs(tried)
+        returned = (
+            "head_dim" in arguments.values()
+            and candidate.evidence != "tested"
+            and returns_outputs(tried)
+        )
         if same or returned:
             candidate.claims = tried.claims
 
 
 def _find_numbers_of_heads(candidate: Candidate) -> None:
-    """Claim no single head if the weights of a module with one are found elsewhere, as without an output projection.
+    """Claim no single head if the weights of a module with one are found elsewhere, as without an
+    output projection.
 
     Raises Unclear if those of other numbers of heads are, too.
     """
     # One key head for every two heads, or for every 16, has one for a single group.
-    if "multi_query" in candidate.claims and any(_not_loaded_with(candidate, n_heads) for n_heads in (4, 8, 16, 32)):
+    if "multi_query" in candidate.claims and any(
+        _not_loaded_with(candidate, n_heads) for n_heads in (4, 8, 16, 32)
+    ):
         raise Undeclarable(FEWER_KEY_HEADS)
     problem = _not_loaded_with(candidate, 1)
     if problem and _not_loaded_with(candidate, 3):
-        raise Unclear(f"with one head, its parameters differ: {problem}; pass parameters=... as a function of Config")
+        raise Unclear(
+            f"with one head, its parameters differ: {problem}; pass parameters=... as a function of"
+            " Config"
+        )
     if problem:
         candidate.claims["sizes"] = replace(candidate.sizes, n_heads=SEVERAL_HEADS)
         candidate.one_head = problem
 
 
 def _not_loaded_with(candidate: Candidate, n_heads: int) -> str:
-    """Return why weights cannot be loaded into a module with this many heads; "" if they can, or if it is rejected.
+    """Return why weights cannot be loaded into a module with this many heads; "" if they can, or if
+    it is rejected.
 
     Where heads may have a width of their own, they also have the usual one.
     """
@@ -371,7 +447,9 @@ def _not_loaded_with(candidate: Candidate, n_heads: int) -> str:
             try:
                 with as_found():
                     weights = Weights.random(config, 0)
-                    candidate.implementation().build(config, weights, dtype=torch.float64, device=candidate.device)
+                    candidate.implementation().build(
+                        config, weights, dtype=torch.float64, device=candidate.device
+                    )
             except ImplementationError as error:
                 return str(error)
     return ""

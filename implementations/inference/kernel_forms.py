@@ -1,4 +1,6 @@
-"""What may be a kernel: a function of query, key and value, or a class of a module of heads without weights."""
+"""What may be a kernel: a function of query, key and value, or a class of a module of heads without
+weights.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,19 @@ def kernel_maker(constructor: Callable[..., Any]) -> Callable[[], nn.Module] | N
     None for any other class.
     """
     parameters = inspect.signature(constructor).parameters
-    dropout = dict.fromkeys((name for name in CONSTRUCTOR_NAMES["dropout"] if name in parameters), 0.0)
-    required = [p.name for p in parameters.values() if p.default is p.empty and p.kind not in VARIADIC]
+    dropout = dict.fromkeys(
+        (name for name in CONSTRUCTOR_NAMES["dropout"] if name in parameters), 0.0
+    )
+    required = [
+        p.name for p in parameters.values() if p.default is p.empty and p.kind not in VARIADIC
+    ]
     if makes_modules(constructor) or not {*required} <= {*dropout}:
         return None
     with suppress(Exception, SystemExit), as_found():
         module = constructor(**dropout)
         takes_heads = (
-            input_names(inspect.signature(module.forward).parameters) or required_names(module) in PACKED_INPUTS
+            input_names(inspect.signature(module.forward).parameters)
+            or required_names(module) in PACKED_INPUTS
         )
         if takes_heads and not [*module.parameters()]:
             return partial(constructor, **dropout)
@@ -69,12 +76,16 @@ def code_of(made: Callable[..., nn.Module], label: str) -> str:
 
 def required_names(kernel: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of the inputs that a kernel requires."""
-    names = (each.name for each in required_inputs(inspect.signature(function_of(kernel)).parameters))
+    names = (
+        each.name for each in required_inputs(inspect.signature(function_of(kernel)).parameters)
+    )
     return tuple(name for name in names if name not in NEUTRAL_MEANING)
 
 
 def require_inputs(kernel: Callable[..., Any], label: str) -> None:
-    """Raise ImplementationError for a function that cannot take query, key and value, or needs more than them."""
+    """Raise ImplementationError for a function that cannot take query, key and value, or needs more
+    than them.
+    """
     required = required_names(kernel)
     if required in PACKED_INPUTS:
         return
@@ -82,21 +93,29 @@ def require_inputs(kernel: Callable[..., Any], label: str) -> None:
     parameters = inspect.signature(function_of(kernel)).parameters.values()
     if len(parameters) < 3 and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
         raise ImplementationError(
-            f"{label} takes ({', '.join(each.name for each in parameters)}); a kernel takes query, key and value of "
-            "shape (b, h, l, d), and a function that makes a module takes d_model and n_heads"
+            f"{label} takes ({', '.join(each.name for each in parameters)}); a kernel takes query,"
+            " key and value of shape (b, h, l, d), and a function that makes a module takes"
+            " d_model and n_heads"
         )
 
 
 def _require_nothing_else(label: str, required: Collection[str]) -> None:
-    """Raise ImplementationError for a function that requires weights, or where packed sequences begin."""
+    """Raise ImplementationError for a function that requires weights, or where packed sequences
+    begin.
+    """
     if offsets := [name for name in required if name.startswith("cu_seqlens")]:
         raise ImplementationError(
-            f"{label} takes sequences packed one after another ({', '.join(offsets)}); judge a function of a batch, "
-            f"(b, l, h, d), that packs its items, calls {label}, and unpacks the result"
+            f"{label} takes sequences packed one after another ({', '.join(offsets)}); judge a"
+            f" function of a batch, (b, l, h, d), that packs its items, calls {label}, and unpacks"
+            " the result"
         )
-    weights = [name for name in required if role_of(name) and any(word[0] == "w" for word in words_of(name))]
+    weights = [
+        name
+        for name in required
+        if role_of(name) and any(word[0] == "w" for word in words_of(name))
+    ]
     if len(weights) > 2:
         raise ImplementationError(
-            f"{label} takes its weights as arguments ({', '.join(weights)}); judge a torch.nn.Module that has them as "
-            "parameters, and whose forward calls it"
+            f"{label} takes its weights as arguments ({', '.join(weights)}); judge a"
+            " torch.nn.Module that has them as parameters, and whose forward calls it"
         )

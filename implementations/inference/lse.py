@@ -1,4 +1,6 @@
-"""The log-sum-exp that a kernel may return beside its context: to which base, of which layout and dtype."""
+"""The log-sum-exp that a kernel may return beside its context: to which base, of which layout and
+dtype.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,14 @@ from mha.spec.scores import Base, EmptyLse, LseDtype, LseLayout
 
 
 def find_lse(candidate: Candidate) -> None:
-    """Claim a log-sum-exp, if a kernel returns that of the scores beside its context, in the form that it has."""
+    """Claim a log-sum-exp, if a kernel returns that of the scores beside its context, in the form
+    that it has.
+    """
     query, key, _ = inputs = candidate.probes[0].inputs
-    if all(as_output(returned).weights is None for returned in results_of(candidate, inputs, return_lse=True)):
+    if all(
+        as_output(returned).weights is None
+        for returned in results_of(candidate, inputs, return_lse=True)
+    ):
         return  # it returns nothing beside the context
     natural = candidate.formula.scores(query, key, candidate.weights)
     if candidate.plainly_causal and candidate.formula.causal:
@@ -47,7 +54,9 @@ def find_lse(candidate: Candidate) -> None:
 
 
 def _note_another_result(candidate: Candidate, inputs: tuple[Tensor, ...]) -> None:
-    """Note a result of the shape of a log-sum-exp that is none; if a parameter asks for one, it is claimed."""
+    """Note a result of the shape of a log-sum-exp that is none; if a parameter asks for one, it is
+    claimed.
+    """
     for layout in get_args(LseLayout):
         declared = Lse(layout=layout)
         if _lse_of(replace(candidate, claims=candidate.claims | {"lse": declared}), inputs) is None:
@@ -56,7 +65,10 @@ def _note_another_result(candidate: Candidate, inputs: tuple[Tensor, ...]) -> No
             candidate.claims["lse"] = declared
         else:
             axes = layout.replace(" ", ", ")
-            candidate.beside = candidate.beside or f"(a second result of shape ({axes}) is no log-sum-exp: not judged)"
+            candidate.beside = (
+                candidate.beside
+                or f"(a second result of shape ({axes}) is no log-sum-exp: not judged)"
+            )
         return
 
 
@@ -67,9 +79,11 @@ def _lse_of(candidate: Candidate, inputs: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def _empty_lse(candidate: Candidate) -> EmptyLse:
-    """Return the log-sum-exp of a row without a key that is claimed: -infinity, unless trial runs show another policy.
+    """Return the log-sum-exp of a row without a key that is claimed: -infinity, unless trial runs
+    show another policy.
 
-    Where such rows attend to all keys, as to masked ones with the lowest number, it is no matter of the contract.
+    Where such rows attend to all keys, as to masked ones with the lowest number, it is no matter of
+    the contract.
     """
     for probe, emptied, options in trials(candidate):
         result = candidate.call(probe.inputs, return_lse=True, **options)
@@ -82,12 +96,17 @@ def _empty_lse(candidate: Candidate) -> EmptyLse:
 
 
 def _has_sink(candidate: Candidate, inputs: tuple[Tensor, ...], without: Tensor) -> bool:
-    """Return whether the log-sum-exp of a call with sinks has them as terms; without: that of a call without sinks."""
+    """Return whether the log-sum-exp of a call with sinks has them as terms; without: that of a
+    call without sinks.
+    """
     if not candidate.claims.get("scores", Scores()).sinks:
         return True
     result = candidate.call_plainly(inputs, return_lse=True, sinks=TRIED)
     lse = None if result is None else result.lse
-    return not (isinstance(lse, Tensor) and is_close(lse.to(without.dtype), without / candidate.claims["lse"].log_base))
+    return not (
+        isinstance(lse, Tensor)
+        and is_close(lse.to(without.dtype), without / candidate.claims["lse"].log_base)
+    )
 
 
 def _is_differentiable(candidate: Candidate, inputs: tuple[Tensor, ...]) -> bool:
@@ -100,7 +119,9 @@ def _is_differentiable(candidate: Candidate, inputs: tuple[Tensor, ...]) -> bool
 def _lse_dtype(candidate: Candidate) -> LseDtype:
     """Return the dtype of a log-sum-exp, by that for inputs in the narrowest dtype that is claimed."""
     claimed = candidate.claims.get("dtypes", Claims().dtypes)
-    narrow = next((name for name in ("bfloat16", "float16", "float32") if name in claimed), "float64")
+    narrow = next(
+        (name for name in ("bfloat16", "float16", "float32") if name in claimed), "float64"
+    )
     tried = replace(candidate, dtype=getattr(torch, narrow))
     lse = _lse_of(tried, tuple(x.to(tried.dtype) for x in candidate.probes[0].inputs))
     return "float32" if lse is not None and lse.dtype == torch.float32 else "input"

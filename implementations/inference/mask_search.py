@@ -24,7 +24,8 @@ from mha.spec.masks import INTEGERS
 
 
 def with_masks(candidate: Kind, *, rebuilt: bool = True) -> Kind:
-    """Return a candidate whose masks are known, read in another way if only that explains what they do.
+    """Return a candidate whose masks are known, read in another way if only that explains what they
+    do.
 
     rebuilt: whether it may be built otherwise, so that it is not causal.
     """
@@ -36,7 +37,9 @@ def with_masks(candidate: Kind, *, rebuilt: bool = True) -> Kind:
     if not problem and not masked.assumed:
         return masked
     for tried in chain(
-        not_causal(candidate) if rebuilt else (), _replaced(candidate), _alone(candidate) if problem else ()
+        not_causal(candidate) if rebuilt else (),
+        _replaced(candidate),
+        _alone(candidate) if problem else (),
     ):
         with suppress(Unclear):
             find_mask(tried)
@@ -53,11 +56,15 @@ def _replaced(candidate: Kind) -> Iterator[Kind]:
     """Yield what is causal without a mask, as one whose masks take the place of that."""
     if candidate.explained and candidate.formula.causal and not candidate.signature.is_causal:
         formula, causal = replace(candidate.formula, causal=None), candidate.formula.causal
-        yield replace(candidate, formula=formula, causal_by_default=causal, claims=dict(candidate.claims))
+        yield replace(
+            candidate, formula=formula, causal_by_default=causal, claims=dict(candidate.claims)
+        )
 
 
 def _alone(candidate: Kind) -> Iterator[Kind]:
-    """Yield what can be called with or without a memory as self-attention, whose masks may be of one length."""
+    """Yield what can be called with or without a memory as self-attention, whose masks may be of
+    one length.
+    """
     if candidate.cross_attention == "memory" and candidate.signature.one_input:
         tried = replace(candidate, claims=candidate.claims | {"cross_attention": False})
         if find_formula(tried):
@@ -65,27 +72,41 @@ def _alone(candidate: Kind) -> Iterator[Kind]:
 
 
 def find_mask(candidate: Candidate) -> None:
-    """Set the convention, shape and claims of masks: those that explain what masks do, or else the nearest ones.
+    """Set the convention, shape and claims of masks: those that explain what masks do, or else the
+    nearest ones.
 
-    Raises Unclear if each mask of a common shape raises, or has an effect that no convention explains.
+    Raises Unclear if each mask of a common shape raises, or has an effect that no convention
+    explains.
     """
     name = candidate.signature.mask
     if name is None:
         candidate.claims["masks"] = ()
         return
     formats = _formats(candidate)
-    exact, fitting = next(((each, found) for each in formats if (found := _fitting_conventions(each))), (None, []))
+    exact, fitting = next(
+        ((each, found) for each in formats if (found := _fitting_conventions(each))), (None, [])
+    )
     if exact is None and not _takes_pairs(formats) and any(map(_hides_queries, formats)):
         candidate.claims["masks"], candidate.hides_queries = (), True
         return
-    near = nearest_format(formats) if exact is None else _in_part(formats, exact) or _misread(exact, fitting)
+    near = (
+        nearest_format(formats)
+        if exact is None
+        else _in_part(formats, exact) or _misread(exact, fitting)
+    )
     chosen, conventions = near or (exact, fitting)
     if chosen is None:
         raise _unclear(candidate, name)
     candidate.mask, candidate.mask_shape = conventions[0], chosen.mask_shape
-    candidate.mask_numbers, candidate.padding, candidate.assumed = chosen.mask_numbers, chosen.padding, chosen.assumed
+    candidate.mask_numbers, candidate.padding, candidate.assumed = (
+        chosen.mask_numbers,
+        chosen.padding,
+        chosen.assumed,
+    )
     candidate.claims |= {"masks": {"bool", "float"}} if "additive" in conventions else {}
-    candidate.claims |= candidate.masks.limits(Claims(masks=candidate.claims.get("masks", {"bool"})))
+    candidate.claims |= candidate.masks.limits(
+        Claims(masks=candidate.claims.get("masks", {"bool"}))
+    )
     _find_ranks(candidate)
     _find_integers(candidate)
 
@@ -98,21 +119,27 @@ def _unclear(candidate: Candidate, name: str) -> Unclear:
         return Undeclarable(f"each call with a mask raises {tried.raised}")
     raised = f" (a boolean one of (B, H, L, S) raises {tried.raised})" if tried.raised else ""
     return Unclear(
-        f"no convention explains what a mask of any common shape does as {name!r}{raised}; pass mask='keep', "
-        "'drop' or 'additive', and mask_shape=..., or mask=None to judge it without masks"
+        f"no convention explains what a mask of any common shape does as {name!r}{raised}; pass"
+        " mask='keep', 'drop' or 'additive', and mask_shape=..., or mask=None to judge it without"
+        " masks"
     )
 
 
 def with_required_mask(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates that give what the module computes with a mask of some format in each call.
+    """Return the candidates that give what the module computes with a mask of some format in each
+    call.
 
     There are none if it can do without one.
     """
-    if candidates[0].signature.mask is None or not all(candidate.problem for candidate in candidates):
+    if candidates[0].signature.mask is None or not all(
+        candidate.problem for candidate in candidates
+    ):
         return []
     for shape, convention in product(_shapes(candidates[0]), CONVENTIONS):
         masks: dict[str, Any] = {"mask": convention, "mask_shape": shape, "mask_required": True}
-        tried = [replace(candidate, claims=dict(candidate.claims), **masks) for candidate in candidates]
+        tried = [
+            replace(candidate, claims=dict(candidate.claims), **masks) for candidate in candidates
+        ]
         if matching := [candidate for candidate in tried if find_formula(candidate)]:
             return matching
     return []
@@ -121,10 +148,16 @@ def with_required_mask(candidates: Sequence[Candidate]) -> list[Candidate]:
 def _formats(candidate: Candidate) -> list[Candidate]:
     """Return the candidate with each format of masks but their convention, the most general first."""
     separate = candidate.signature_with(padding=True)
-    paddings: tuple[PaddingConvention, ...] = ("drop", "keep") if separate.padding and separate.mask else ()
+    paddings: tuple[PaddingConvention, ...] = (
+        ("drop", "keep") if separate.padding and separate.mask else ()
+    )
     shapes = _shapes(candidate)
-    shared_first = sorted(shapes, key=lambda shape: "l" not in SHAPES[shape])  # the others leave `mask` unused
-    shared_first = [shape for shape in shared_first if "l" in SHAPES[shape] or not separate.guesses_mask]
+    shared_first = sorted(
+        shapes, key=lambda shape: "l" not in SHAPES[shape]
+    )  # the others leave `mask` unused
+    shared_first = [
+        shape for shape in shared_first if "l" in SHAPES[shape] or not separate.guesses_mask
+    ]
     return [
         replace(candidate, mask_shape=shape, mask_numbers=numbers, padding=padding)
         for padding, numbers in product((*paddings, None), (False, True))
@@ -133,13 +166,17 @@ def _formats(candidate: Candidate) -> list[Candidate]:
 
 
 def _shapes(candidate: Candidate) -> list[str | None]:
-    """Return the shapes that its masks may have; by its name, a mask may be the number of the keys that are allowed."""
+    """Return the shapes that its masks may have; by its name, a mask may be the number of the keys
+    that are allowed.
+    """
     counts = candidate.signature.mask in LENGTH_NAMES
     return [shape for shape in SHAPES if counts == (shape is not None and "s" not in shape)]
 
 
 def _takes_pairs(formats: Sequence[Candidate]) -> bool:
-    """Return whether a mask of pairs of a query and a key can be given in one of several formats, as a boolean."""
+    """Return whether a mask of pairs of a query and a key can be given in one of several formats,
+    as a boolean.
+    """
     for each in formats:
         if "l" in SHAPES[each.mask_shape] and not each.mask_numbers:
             tried, probe = replace(each, mask="keep"), each.probes[0]
@@ -154,9 +191,11 @@ def _takes_pairs(formats: Sequence[Candidate]) -> bool:
 
 
 def _hides_queries(candidate: Candidate) -> bool:
-    """Return whether padding masks of its shape hide keys as they should, and the queries of padding as well.
+    """Return whether padding masks of its shape hide keys as they should, and the queries of
+    padding as well.
 
-    The contract has no such mask. A query and the key at its position are only the same in self-attention.
+    The contract has no such mask. A query and the key at its position are only the same in
+    self-attention.
     """
     is_padding = SHAPES[candidate.mask_shape] == "bs" and not candidate.padding
     if not is_padding or candidate.cross_attention or not candidate.explained:
@@ -168,12 +207,18 @@ def _hides_queries(candidate: Candidate) -> bool:
 
 
 def _hides_both(tried: Candidate, probe: Probe) -> bool:
-    """Return whether a mask of keys hides them, and gives the queries of padding one output, or that without a mask."""
+    """Return whether a mask of keys hides them, and gives the queries of padding one output, or
+    that without a mask.
+    """
     mask = tried.mask_of(probe, "bs")
     tried.claims = tried.claims | tried.masks.limits(Claims())
     result = tried.call(probe.inputs, mask=mask)
     expected, unmasked = (tried.formula(probe.inputs, tried.weights, each) for each in (mask, None))
-    if result is None or not isinstance(result.output, Tensor) or result.output.shape != expected.shape:
+    if (
+        result is None
+        or not isinstance(result.output, Tensor)
+        or result.output.shape != expected.shape
+    ):
         return False
     output, kept = result.output, mask[:, 0, 0]
     if not is_close(output[kept], expected[kept]) or is_close(output[~kept], expected[~kept]):
@@ -183,30 +228,44 @@ def _hides_both(tried: Candidate, probe: Probe) -> bool:
     return bool(output.isfinite().all()) and (alike or is_close(output[~kept], unmasked[~kept]))
 
 
-def _in_part(formats: Sequence[Candidate], exact: Candidate) -> tuple[Candidate, list[MaskConvention]] | None:
-    """Return a format with a padding mask of its own that counts for some items only, where the exact one has none.
+def _in_part(
+    formats: Sequence[Candidate], exact: Candidate
+) -> tuple[Candidate, list[MaskConvention]] | None:
+    """Return a format with a padding mask of its own that counts for some items only, where the
+    exact one has none.
 
-    Raises Unclear for masks of each item that count for some items only, and for a padding mask without any effect:
-    either may be meant.
+    Raises Unclear for masks of each item that count for some items only, and for a padding mask
+    without any effect: either may be meant.
     """
     if exact.padding or not exact.explained:
         return None
     per_item = "b" in SHAPES[exact.mask_shape]
-    more_general = [each for each in formats if each.padding or not (per_item or "b" not in SHAPES[each.mask_shape])]
+    more_general = [
+        each
+        for each in formats
+        if each.padding or not (per_item or "b" not in SHAPES[each.mask_shape])
+    ]
     near = nearest_format(more_general, partly=True)
     if near is None or (near[0].padding and not near[0].ignored):
         return near
     if near[0].padding:
         name = exact.signature_with(padding=True).padding
-        raise Unclear(f"its padding mask {name} has no effect; declare padding=None to leave it out, or padding='drop'")
+        raise Unclear(
+            f"its padding mask {name} has no effect; declare padding=None to leave it out, or"
+            " padding='drop'"
+        )
     raise Unclear(
-        f"masks that all items share count as mask_shape={exact.mask_shape!r}, but those of each item for some items "
-        f"only; declare which is meant, mask_shape={exact.mask_shape!r} or {near[0].mask_shape!r}"
+        f"masks that all items share count as mask_shape={exact.mask_shape!r}, but those of each"
+        f" item for some items only; declare which is meant, mask_shape={exact.mask_shape!r} or"
+        f" {near[0].mask_shape!r}"
     )
 
 
-def _misread(exact: Candidate, conventions: list[MaskConvention]) -> tuple[Candidate, list[MaskConvention]] | None:
-    """Return the most general format instead of one of four axes, if masks that are to be broadcast are read wrong.
+def _misread(
+    exact: Candidate, conventions: list[MaskConvention]
+) -> tuple[Candidate, list[MaskConvention]] | None:
+    """Return the most general format instead of one of four axes, if masks that are to be broadcast
+    are read wrong.
 
     A class that takes no such mask raises.
     """
@@ -217,40 +276,67 @@ def _misread(exact: Candidate, conventions: list[MaskConvention]) -> tuple[Candi
     shared, expanded = (general.call(probe.inputs, mask=each) for each in (mask[:1, :1], mask))
     if shared is None or expanded is None or agree(shared, expanded):
         return None
-    return replace(exact, mask_shape=None, assumed="assumed: masks of one item count for some items only"), conventions
+    return (
+        replace(
+            exact, mask_shape=None, assumed="assumed: masks of one item count for some items only"
+        ),
+        conventions,
+    )
 
 
 def _find_ranks(candidate: Candidate) -> None:
     """Claim the numbers of dimensions with which masks have the same effect as with four.
 
-    Beside a padding mask, boolean ones are split and have four: only masks of numbers are handed on as they are. Of
-    these, other numbers are those that raise: one with another effect is judged, and fails.
+    Beside a padding mask, boolean ones are split and have four: only masks of numbers are handed on
+    as they are. Of these, other numbers are those that raise: one with another effect is judged,
+    and fails.
     """
-    if candidate.mask_shape is not None or (candidate.padding and "float" not in candidate.claims.get("masks", ())):
+    if candidate.mask_shape is not None or (
+        candidate.padding and "float" not in candidate.claims.get("masks", ())
+    ):
         return
     probe = candidate.probes[0]
     of_heads, mask = candidate.mask_of(probe, "hls")[:1], candidate.mask_of(probe, "ls")[:1, :1]
     if candidate.padding:
         of_heads, mask = additive(of_heads), additive(mask)
     row = mask[:, :, :1]
-    forms = {4: (mask, mask), 3: (of_heads[0], of_heads), 2: (mask[0, 0], mask), 1: (row[0, 0, 0], row)}
+    forms = {
+        4: (mask, mask),
+        3: (of_heads[0], of_heads),
+        2: (mask[0, 0], mask),
+        1: (row[0, 0, 0], row),
+    }
     ranks = {rank for rank, masks in forms.items() if rank == 4 or _counts_as(candidate, *masks)}
     candidate.claims |= {} if ranks == set(forms) else {"mask_ranks": ranks}
 
 
 def _counts_as(candidate: Candidate, mask: Tensor, expanded: Tensor) -> bool:
-    """Return whether a mask has the effect of the expanded one or, beside a padding mask, is not refused."""
+    """Return whether a mask has the effect of the expanded one or, beside a padding mask, is not
+    refused.
+    """
     inputs = candidate.probes[0].inputs
     result = candidate.call(inputs, mask=mask)
-    return result is not None if candidate.padding else agree(result, candidate.call(inputs, mask=expanded))
+    return (
+        result is not None
+        if candidate.padding
+        else agree(result, candidate.call(inputs, mask=expanded))
+    )
 
 
 def _find_integers(candidate: Candidate) -> None:
     """Claim masks of integers, if 1 and 0 count as True and False in them."""
-    if candidate.assumed or candidate.padding or candidate.mask_numbers or candidate.mask == "additive":
+    if (
+        candidate.assumed
+        or candidate.padding
+        or candidate.mask_numbers
+        or candidate.mask == "additive"
+    ):
         return
     masks = {*candidate.claims.get("masks", {"bool"}), "int"}
-    tried, probe = replace(candidate, claims=candidate.claims | {"masks": masks}), candidate.probes[0]
+    tried, probe = (
+        replace(candidate, claims=candidate.claims | {"masks": masks}),
+        candidate.probes[0],
+    )
     mask = candidate.mask_of(probe, SHAPES[candidate.mask_shape])
     expected = candidate.call(probe.inputs, mask=mask)
     if all(agree(tried.call(probe.inputs, mask=mask.to(dtype)), expected) for dtype in INTEGERS):
@@ -286,23 +372,31 @@ def fits(tried: Candidate, probe: Probe) -> bool:
 
 def _gives_formula(tried: Candidate, probe: Probe, mask: Tensor) -> bool:
     result = tried.call(probe.inputs, mask=mask)
-    return result is not None and is_close(result.output, tried.formula(probe.inputs, tried.weights, mask))
+    return result is not None and is_close(
+        result.output, tried.formula(probe.inputs, tried.weights, mask)
+    )
 
 
 def _hides_keys(tried: Candidate, probe: Probe, mask: Tensor) -> bool:
-    """Return whether each query reads the allowed keys and no others, for a module whose formula is unknown.
+    """Return whether each query reads the allowed keys and no others, for a module whose formula is
+    unknown.
 
-    Each value is changed in turn. In self-attention that changes the query at this position as well, so its own output
-    shows nothing.
+    Each value is changed in turn. In self-attention that changes the query at this position as
+    well, so its own output shows nothing.
     """
     query, key, value = probe.inputs
-    base, allowed = tried.call(probe.inputs, mask=mask), mask.expand(len(query), -1, query.shape[1], -1)
+    base, allowed = (
+        tried.call(probe.inputs, mask=mask),
+        mask.expand(len(query), -1, query.shape[1], -1),
+    )
     if base is None or not isinstance(base.output, Tensor) or base.output.shape != query.shape:
         return False
     for position in range(key.shape[1]):
         shifted = value.clone()
         shifted[:, position] += 1.0
-        others = {True: (query, key), "memory": (query, shifted), False: (shifted, shifted)}[tried.cross_attention]
+        others = {True: (query, key), "memory": (query, shifted), False: (shifted, shifted)}[
+            tried.cross_attention
+        ]
         changed = tried.call((*others, shifted), mask=mask)
         if changed is None:
             return False

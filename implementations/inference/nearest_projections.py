@@ -1,4 +1,6 @@
-"""The reading of a module's projections, inputs and layout: the one that explains its outputs, or else the nearest."""
+"""The reading of a module's projections, inputs and layout: the one that explains its outputs, or
+else the nearest.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class EachCallRaises(Unclear):
 
 
 def find_formula(candidate: Candidate, outputs: Iterable[Tensor] | None = None) -> bool:
-    """Set the formula that gives the module's outputs on all probes, and return whether there is one.
+    """Set the formula that gives the module's outputs on all probes, and return whether there is
+    one.
 
     outputs: on the probes, if not those of plain calls.
     """
@@ -50,8 +53,12 @@ def find_formula(candidate: Candidate, outputs: Iterable[Tensor] | None = None) 
     return found is not None
 
 
-def formula_of(candidate: Candidate, outputs: Iterable[Tensor], bias: Bias | None = None) -> Formula | None:
-    """Return the first formula, with a bias of the scores, that gives the outputs on all probes, if there is one."""
+def formula_of(
+    candidate: Candidate, outputs: Iterable[Tensor], bias: Bias | None = None
+) -> Formula | None:
+    """Return the first formula, with a bias of the scores, that gives the outputs on all probes, if
+    there is one.
+    """
     remaining, projected = iter(outputs), candidate.parameters.get("w_o") is not None
     probes, special, config = candidate.probes, candidate.special, candidate.config
 
@@ -61,21 +68,26 @@ def formula_of(candidate: Candidate, outputs: Iterable[Tensor], bias: Bias | Non
 
     def gives_outputs(formula: Formula) -> bool:
         return formula.projected == projected and all(
-            is_close(output_on(probe), _expected(formula, probe, special, config, bias)) for probe in probes
+            is_close(output_on(probe), _expected(formula, probe, special, config, bias))
+            for probe in probes
         )
 
     return next(filter(gives_outputs, formulas()), None)
 
 
 @lru_cache(256)  # the choices of projections and layouts have the same probes
-def _expected(formula: Formula, probe: Probe, special: SpecialCase, config: Config, bias: Bias | None) -> Tensor:
+def _expected(
+    formula: Formula, probe: Probe, special: SpecialCase, config: Config, bias: Bias | None
+) -> Tensor:
     """Return the output that a formula gives on a probe."""
     mask = bias and bias(probe.queries, probe.inputs[1].shape[1])
     return formula(probe.inputs, special.weights_of(config), mask)
 
 
 def outputs_of(candidate: Candidate, **options: Any) -> list[Tensor]:
-    """Return the outputs on the probes, up to the first call with these options that does not return a tensor."""
+    """Return the outputs on the probes, up to the first call with these options that does not
+    return a tensor.
+    """
     return list(_outputs(candidate, **options))
 
 
@@ -100,15 +112,21 @@ class Compared:
 
 
 def nearest(candidates: Sequence[Candidate]) -> Candidate:
-    """Return the one of several candidates, none of which explains the outputs, that explains most of them.
+    """Return the one of several candidates, none of which explains the outputs, that explains most
+    of them.
 
-    candidates: the choices of projections, inputs and layout, the most likely first. Those are compared that can be
-    called and return an output of the right shape, by the number of special cases that they explain.
+    candidates: the choices of projections, inputs and layout, the most likely first. Those are
+    compared that can be called and return an output of the right shape, by the number of special
+    cases that they explain.
 
     Raises Unclear if there is none, and if several are equally near.
     """
-    compared = [Compared(each, explained_cases(each, QUICK_CASES)) for each in _callable(candidates)]
-    inputs = next((each for each in compared if shows_inputs(each.quick)), compared[0]).candidate.cross_attention
+    compared = [
+        Compared(each, explained_cases(each, QUICK_CASES)) for each in _callable(candidates)
+    ]
+    inputs = next(
+        (each for each in compared if shows_inputs(each.quick)), compared[0]
+    ).candidate.cross_attention
     compared = [each for each in compared if each.candidate.cross_attention == inputs]
     compared = _best(compared, lambda each: len(each.quick) + _keeps_items_apart(each.candidate))
     compared = [replace(each, cases=explained_cases(each.candidate)) for each in compared]
@@ -123,7 +141,9 @@ def _best(compared: Sequence[Compared], score: Callable[[Compared], int]) -> lis
     return [each for each, own in zip(compared, scores, strict=True) if own == max(scores)]
 
 
-def explained_cases(candidate: Candidate, among: Iterable[SpecialCase] = SPECIAL_CASES) -> list[Candidate]:
+def explained_cases(
+    candidate: Candidate, among: Iterable[SpecialCase] = SPECIAL_CASES
+) -> list[Candidate]:
     """Return a candidate for each of several special cases in which a formula gives the outputs."""
     tried = [replace(candidate, special=case, claims=dict(candidate.claims)) for case in among]
     return [each for each in tried if find_formula(each)]
@@ -141,7 +161,9 @@ def _understood(chosen: Compared) -> Candidate:
         return replace(case, shown=case.special.name)
     projected = candidate.parameters.get("w_o") is not None
     formula = Formula(causal="top_left" if _is_causal(candidate) else None, projected=projected)
-    return replace(candidate, formula=formula, shown=quick[0].special.name if shows_inputs(quick) else "")
+    return replace(
+        candidate, formula=formula, shown=quick[0].special.name if shows_inputs(quick) else ""
+    )
 
 
 def _is_causal(candidate: Candidate) -> bool:
@@ -154,7 +176,8 @@ def _is_causal(candidate: Candidate) -> bool:
 
 
 def influence(candidate: Candidate, inputs: tuple[Tensor, ...], **options: Any) -> Tensor | None:
-    """Return how much each output changes with each key and value, (B, L, S), whatever the query; 0 for rounding.
+    """Return how much each output changes with each key and value, (B, L, S), whatever the query; 0
+    for rounding.
 
     options: of the calls. None if one of them raises.
     """
@@ -164,7 +187,9 @@ def influence(candidate: Candidate, inputs: tuple[Tensor, ...], **options: Any) 
     for position in range(key.shape[1]):
         step = torch.zeros_like(key)
         step[:, position] = 1.0
-        shifted = {id(x): x + step for x in (inputs[1:] if tried.cross_attention else inputs)}  # one tensor stays one
+        shifted = {
+            id(x): x + step for x in (inputs[1:] if tried.cross_attention else inputs)
+        }  # one tensor stays one
         after = tried.call(tuple(shifted.get(id(x), x) for x in inputs), **options)
         if not (_is_output(base, query) and _is_output(after, query)):
             return None
@@ -175,37 +200,63 @@ def influence(candidate: Candidate, inputs: tuple[Tensor, ...], **options: Any) 
 
 def agree(result: Output | None, other: Output | None) -> bool:
     """Return whether two calls return the same output, NaN included."""
-    if result is None or other is None or not (isinstance(result.output, Tensor) and isinstance(other.output, Tensor)):
+    if (
+        result is None
+        or other is None
+        or not (isinstance(result.output, Tensor) and isinstance(other.output, Tensor))
+    ):
         return False
-    return result.output.shape == other.output.shape and not changed(result.output, other.output).any()
+    return (
+        result.output.shape == other.output.shape and not changed(result.output, other.output).any()
+    )
 
 
 def _is_output(result: Output | None, query: Tensor) -> bool:
-    return result is not None and isinstance(result.output, Tensor) and result.output.shape == query.shape
+    return (
+        result is not None
+        and isinstance(result.output, Tensor)
+        and result.output.shape == query.shape
+    )
 
 
 def returns_outputs(candidate: Candidate) -> bool:
     """Return whether calls return an output of the right shape."""
-    return all(_is_output(candidate.call(probe.inputs), probe.inputs[0]) for probe in candidate.probes)
+    return all(
+        _is_output(candidate.call(probe.inputs), probe.inputs[0]) for probe in candidate.probes
+    )
 
 
 def _keeps_items_apart(candidate: Candidate) -> bool:
-    """Return whether no item of a batch depends on another one, as it does with the axes in another order."""
+    """Return whether no item of a batch depends on another one, as it does with the axes in another
+    order.
+    """
     probe = candidate.probes[0]
     inputs = probe.inputs
-    shifted = {id(x): torch.cat([x[:1] + 1.0, x[1:]]) for x in inputs}  # one tensor stays one tensor
+    shifted = {
+        id(x): torch.cat([x[:1] + 1.0, x[1:]]) for x in inputs
+    }  # one tensor stays one tensor
     before, after = candidate.call(inputs), candidate.call(tuple(shifted[id(x)] for x in inputs))
-    return before is not None and after is not None and not changed(before.output[1:], after.output[1:]).any()
+    return (
+        before is not None
+        and after is not None
+        and not changed(before.output[1:], after.output[1:]).any()
+    )
 
 
 def _only_one(best: Sequence[Compared]) -> Compared:
-    """Return the one of the nearest candidates whose layouts agree most; raise Unclear if several do."""
+    """Return the one of the nearest candidates whose layouts agree most; raise Unclear if several
+    do.
+    """
     first, *rest = _best(best, lambda each: -_layouts(each.candidate))
-    others = [each.candidate for each in rest if _reading(each.candidate) != _reading(first.candidate)]
+    others = [
+        each.candidate for each in rest if _reading(each.candidate) != _reading(first.candidate)
+    ]
     if others:
         readings = " or ".join(_shown(each) for each in (first.candidate, others[0]))
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        raise Unclear(f"no reading gives what it computes, and several are equally near: {readings}{more}")
+        raise Unclear(
+            f"no reading gives what it computes, and several are equally near: {readings}{more}"
+        )
     return first
 
 
@@ -216,7 +267,9 @@ def _layouts(candidate: Candidate) -> int:
 
 
 def _reading(candidate: Candidate) -> object:
-    """Return what tells candidates apart, except for the name of W_o where none explains the outputs."""
+    """Return what tells candidates apart, except for the name of W_o where none explains the
+    outputs.
+    """
     parameters = {key: path for key, path in candidate.parameters.items() if key != "w_o"}
     return parameters, candidate.layout, candidate.cross_attention
 
@@ -227,7 +280,8 @@ def _shown(candidate: Candidate) -> str:
 
 
 def _callable(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates that return an output of the right shape, or else the first one that returns a tensor.
+    """Return the candidates that return an output of the right shape, or else the first one that
+    returns a tensor.
 
     Raises Unclear if each call raises, or none returns a tensor.
     """
@@ -251,7 +305,8 @@ def _require_query_first(candidate: Candidate) -> None:
     shapes = [output.shape for output in outputs_of(candidate)]
     if memory and shapes == [probe.inputs[1].shape for probe in candidate.probes]:
         raise Unclear(
-            f"its output is as long as {memory}, which is then the query, and not key and value; pass call=..."
+            f"its output is as long as {memory}, which is then the query, and not key and value;"
+            " pass call=..."
         )
 
 
@@ -259,8 +314,8 @@ def _require_named_inputs(candidate: Candidate) -> None:
     """Raise Unclear if nothing says which of three inputs is the query."""
     if candidate.cross_attention is True and not candidate.signature.inputs:
         raise Unclear(
-            f"forward({', '.join(candidate.forward_parameters)}) does not name its inputs, and its output matches no "
-            "formula if they are query, key and value; pass call=..."
+            f"forward({', '.join(candidate.forward_parameters)}) does not name its inputs, and its"
+            " output matches no formula if they are query, key and value; pass call=..."
         )
 
 

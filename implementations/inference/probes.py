@@ -1,4 +1,6 @@
-"""Trial runs: small inputs whose sizes all differ, and the formulas that an output is compared with."""
+"""Trial runs: small inputs whose sizes all differ, and the formulas that an output is compared
+with.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from mha.spec.claims import Alignment
 
 # Two heads of 16 columns, since kernels need such widths; no other size of a probe is one of these.
 CONFIG = Config(d_model=32, n_heads=2)
-# Of the largest output. Formulas differ by far more; rounding in float64, and a fill value of -1e4, by far less.
+# Of the largest output. Formulas differ by far more; rounding in float64, and a fill value of -1e4,
+# by far less.
 TOLERANCE = 1e-3
 # For modules that take half precision alone, in which several roundings add up.
 HALF_TOLERANCE = 4e-2
@@ -30,7 +33,8 @@ SCALES: dict[str, Callable[[int, int], float]] = {
     "none": lambda head_dim, d_model: 1.0,
     "1/d_k": lambda head_dim, d_model: 1 / head_dim,
 }
-# The shapes of masks to try, the most general first, each with the axes along which such a mask may differ.
+# The shapes of masks to try, the most general first, each with the axes along which such a mask may
+# differ.
 SHAPES: dict[str | None, str] = {
     None: "bhls",
     "b h l s": "bhls",
@@ -59,10 +63,11 @@ Multiply = Callable[[Tensor, Tensor], Tensor]
 class Formula:
     """A formula that may give a module's output: the contract's, or a variant of it.
 
-    scale: a key of `SCALES`. causal: how the causal mask is aligned, if it is always causal. projected: whether W_o is
-    applied. n_heads: of the query. softmax: the dtype that scores are cast to. multiply, project: the product of two
-    tensors, in the heads and in projections. softcap: the cap of the scores, and of their sum with a float mask if
-    caps_bias. sinks: those of the heads. A row without an allowed key is NaN, or zeros with sinks.
+    scale: a key of `SCALES`. causal: how the causal mask is aligned, if it is always causal.
+    projected: whether W_o is applied. n_heads: of the query. softmax: the dtype that scores are
+    cast to. multiply, project: the product of two tensors, in the heads and in projections.
+    softcap: the cap of the scores, and of their sum with a float mask if caps_bias. sinks: those of
+    the heads. A row without an allowed key is NaN, or zeros with sinks.
     """
 
     scale: str = "1/sqrt(d_k)"
@@ -76,12 +81,23 @@ class Formula:
     caps_bias: bool = False
     sinks: tuple[float, ...] | None = None
 
-    def __call__(self, inputs: tuple[Tensor, Tensor, Tensor], weights: Weights, mask: Tensor | None) -> Tensor:
-        """Return the output (B, L, D) for inputs (B, L, D) and a canonical mask, broadcastable to (B, H, L, S)."""
-        scores, v = self.scores(*inputs[:2], weights), heads_of(inputs[2], weights, "v", self.n_heads, self.project)
+    def __call__(
+        self, inputs: tuple[Tensor, Tensor, Tensor], weights: Weights, mask: Tensor | None
+    ) -> Tensor:
+        """Return the output (B, L, D) for inputs (B, L, D) and a canonical mask, broadcastable to
+        (B, H, L, S).
+        """
+        scores, v = (
+            self.scores(*inputs[:2], weights),
+            heads_of(inputs[2], weights, "v", self.n_heads, self.project),
+        )
         options = Options(mask, is_causal=self.causal is not None)
         allowed, bias = allowed_by(options, scores, self.causal or "top_left")
-        total = capped(scores + bias, self.softcap) if self.caps_bias else capped(scores, self.softcap) + bias
+        total = (
+            capped(scores + bias, self.softcap)
+            if self.caps_bias
+            else capped(scores, self.softcap) + bias
+        )
         total = total.masked_fill(~allowed, -math.inf)
         if self.sinks is None:
             p = total.softmax(-1, dtype=self.softmax).to(v.dtype)
@@ -102,9 +118,15 @@ class Formula:
 
 
 def heads_of(
-    x: Tensor, weights: Weights, role: str, n_heads: int = CONFIG.n_heads, project: Multiply = torch.matmul
+    x: Tensor,
+    weights: Weights,
+    role: str,
+    n_heads: int = CONFIG.n_heads,
+    project: Multiply = torch.matmul,
 ) -> Tensor:
-    """Return an input (B, L, D), projected and split, with key and value heads repeated: (B, H, L, d_k)."""
+    """Return an input (B, L, D), projected and split, with key and value heads repeated: (B, H, L,
+    d_k).
+    """
     named, head_dim = dict(weights.named()), len(weights.w_q) // n_heads
     if role == "v":
         head_dim = len(weights.w_v) * head_dim // len(weights.w_k)
@@ -128,24 +150,38 @@ def tolerance_of(dtype: torch.dtype) -> float:
 
 
 def is_close(output: object, expected: Tensor, tolerance: float | None = None) -> bool:
-    """Return whether an output is what a formula gives, up to a tolerance, by default that of its dtype."""
+    """Return whether an output is what a formula gives, up to a tolerance, by default that of its
+    dtype.
+    """
     return share_close(output, expected, tolerance) == 1.0
 
 
 def share_close(output: object, expected: Tensor, tolerance: float | None = None) -> float:
-    """Return the share of the rows of an output that are what a formula gives, as for `is_close`; NaN for anything."""
+    """Return the share of the rows of an output that are what a formula gives, as for `is_close`;
+    NaN for anything.
+    """
     if not isinstance(output, Tensor) or output.shape != expected.shape:
         return 0.0
     tolerance = tolerance_of(output.dtype) if tolerance is None else tolerance
-    close = (output.detach().double() - expected).abs() <= tolerance * expected.nan_to_num().abs().max()
+    close = (
+        output.detach().double() - expected
+    ).abs() <= tolerance * expected.nan_to_num().abs().max()
     return float((close | expected.isnan()).all(-1).double().mean())
 
 
 def changed(output: Tensor, other: Tensor) -> Tensor:
-    """Return which elements of two outputs differ in the first half of their digits; NaN is equal to NaN."""
-    digits = math.sqrt(torch.finfo(output.dtype if output.is_floating_point() else torch.float32).eps)
+    """Return which elements of two outputs differ in the first half of their digits; NaN is equal
+    to NaN.
+    """
+    digits = math.sqrt(
+        torch.finfo(output.dtype if output.is_floating_point() else torch.float32).eps
+    )
     scale = torch.stack([output, other]).nan_to_num(posinf=0.0, neginf=0.0).abs().max()
-    same = (output == other) | (output.isnan() & other.isnan()) | ((output - other).abs() <= digits * scale)
+    same = (
+        (output == other)
+        | (output.isnan() & other.isnan())
+        | ((output - other).abs() <= digits * scale)
+    )
     return ~same
 
 
@@ -153,8 +189,8 @@ def changed(output: Tensor, other: Tensor) -> Tensor:
 class Probe:
     """Small random inputs: query (B, L, D), key and value (B, S, D).
 
-    cross_attention: as in `Claims`. last_is_zero: whether the last position of each input is all zeros. value_is_key:
-    whether they are one tensor, even if they need not be.
+    cross_attention: as in `Claims`. last_is_zero: whether the last position of each input is all
+    zeros. value_is_key: whether they are one tensor, even if they need not be.
     """
 
     batch: int
@@ -170,18 +206,25 @@ class Probe:
         generator = torch.Generator().manual_seed(0)
 
         def draw(length: int) -> Tensor:
-            drawn = torch.randn(self.batch, length, CONFIG.d_model, generator=generator, dtype=torch.float64)
+            drawn = torch.randn(
+                self.batch, length, CONFIG.d_model, generator=generator, dtype=torch.float64
+            )
             return drawn * (torch.arange(length) < length - self.last_is_zero)[:, None]
 
         query = draw(self.queries)
         key = draw(self.keys) if self.cross_attention else query
-        return query, key, draw(self.keys) if self.cross_attention is True and not self.value_is_key else key
+        return (
+            query,
+            key,
+            draw(self.keys) if self.cross_attention is True and not self.value_is_key else key,
+        )
 
     def mask(self, axes: str, *, causal: bool) -> Tensor:
-        """Return a boolean mask (B, H, L, S), True = may attend, that differs along the given axes of "bhls".
+        """Return a boolean mask (B, H, L, S), True = may attend, that differs along the given axes
+        of "bhls".
 
-        Each row has a key that is allowed and one that is not. causal: allow the first key in each row, so that the
-        causal mask leaves no row empty.
+        Each row has a key that is allowed and one that is not. causal: allow the first key in each
+        row, so that the causal mask leaves no row empty.
         """
         keys = self.keys if self.cross_attention else self.queries
         sizes = {"b": self.batch, "h": CONFIG.n_heads, "l": self.queries, "s": keys}
@@ -200,8 +243,8 @@ Change = Callable[[Weights], Weights]
 class SpecialCase:
     """Trial runs in which a fault may not show, so that the rest of the class does.
 
-    name: what is special, to be read after "explains its output only". weights: what becomes of random weights. sizes:
-    B, L and S of two probes. last_is_zero, value_is_key: as of `Probe`.
+    name: what is special, to be read after "explains its output only". weights: what becomes of
+    random weights. sizes: B, L and S of two probes. last_is_zero, value_is_key: as of `Probe`.
     """
 
     name: str
@@ -210,8 +253,11 @@ class SpecialCase:
     last_is_zero: bool = False
     value_is_key: bool = False
 
-    def probes(self, cross_attention: bool | Literal["memory"], multiple: int = 1) -> tuple[Probe, ...]:
-        """Return two probes whose sizes are ordered differently, so that nothing fits both by coincidence.
+    def probes(
+        self, cross_attention: bool | Literal["memory"], multiple: int = 1
+    ) -> tuple[Probe, ...]:
+        """Return two probes whose sizes are ordered differently, so that nothing fits both by
+        coincidence.
 
         multiple: what lengths must be multiples of; two of them are as long as four positions.
         """
@@ -220,7 +266,10 @@ class SpecialCase:
         def multiplied(length: int) -> int:
             return length if multiple == 1 else -(-length // 2) * multiple
 
-        return tuple(Probe(batch, multiplied(queries), multiplied(keys), *kind) for batch, queries, keys in self.sizes)
+        return tuple(
+            Probe(batch, multiplied(queries), multiplied(keys), *kind)
+            for batch, queries, keys in self.sizes
+        )
 
     def weights_of(self, config: Config) -> Weights:
         """Return the weights of trial runs with this configuration."""
@@ -229,7 +278,9 @@ class SpecialCase:
 
 def _zeros(names: str) -> Change:
     """Return the change that sets weights to zero whose names begin with one of these words."""
-    return lambda weights: _changed(weights, lambda name, tensor: tensor * (not name.startswith(tuple(names.split()))))
+    return lambda weights: _changed(
+        weights, lambda name, tensor: tensor * (not name.startswith(tuple(names.split())))
+    )
 
 
 def _changed(weights: Weights, change: Callable[[str, Tensor], Tensor]) -> Weights:
@@ -242,7 +293,9 @@ def _values_as_keys(weights: Weights) -> Weights:
 
 def _one_head_repeated(name: str, tensor: Tensor) -> Tensor:
     axis = 1 if name == "w_o" else 0
-    if name == "b_o" or tensor.shape[axis] % CONFIG.n_heads:  # or one key or value that all heads share
+    if (
+        name == "b_o" or tensor.shape[axis] % CONFIG.n_heads
+    ):  # or one key or value that all heads share
         return tensor
     first = tensor.narrow(axis, 0, tensor.shape[axis] // CONFIG.n_heads)
     return torch.cat([first] * CONFIG.n_heads, axis)
@@ -253,20 +306,25 @@ def _one_column_repeated(name: str, tensor: Tensor) -> Tensor:
 
 
 GENERAL = SpecialCase("")
-# Scores do not depend on the queries: a change at one position shows in the outputs that read it, and nowhere else.
+# Scores do not depend on the queries: a change at one position shows in the outputs that read it,
+# and nowhere else.
 WITHOUT_QUERIES = SpecialCase("where all scores are equal", _zeros("w_q b_q"))
 EQUAL_LENGTHS = SpecialCase("with as many keys as queries", sizes=((3, 5, 5), (7, 4, 4)))
 SPECIAL_CASES = (
     SpecialCase("without biases", _zeros("b_")),
     SpecialCase("where key and value are equal", _values_as_keys, value_is_key=True),
     SpecialCase("where all heads are alike", lambda weights: _changed(weights, _one_head_repeated)),
-    SpecialCase("where all columns of a projection are alike", lambda weights: _changed(weights, _one_column_repeated)),
+    SpecialCase(
+        "where all columns of a projection are alike",
+        lambda weights: _changed(weights, _one_column_repeated),
+    ),
     SpecialCase("where the last key is zero", _zeros("b_"), last_is_zero=True),
     EQUAL_LENGTHS,
     SpecialCase("with a batch of 1", sizes=((1, 4, 6), (1, 6, 4))),
     WITHOUT_QUERIES,
 )
-# In these, the scores do not matter; no mask can be tried in them. Without values, only the bias of W_o shows.
+# In these, the scores do not matter; no mask can be tried in them. Without values, only the bias of
+# W_o shows.
 NO_VALUES = SpecialCase("where all values are zero", _zeros("w_v b_v"))
 QUICK_CASES = (SpecialCase("with one query and one key", sizes=((3, 1, 1), (7, 1, 1))), NO_VALUES)
 
@@ -277,11 +335,15 @@ def most_biases(biases: Collection[bool | str]) -> bool | str:
     >>> most_biases({False, "qvo"})
     'qvo'
     """
-    counts = {bias: sum(Config(1, 1, bias=bias).has_bias(role) for role in "qkvo") for bias in biases}
+    counts = {
+        bias: sum(Config(1, 1, bias=bias).has_bias(role) for role in "qkvo") for bias in biases
+    }
     return max(counts, key=counts.__getitem__, default=False)
 
 
 def additive(mask: Tensor) -> Tensor:
-    """Return a boolean mask as an additive one: -infinity, and small numbers that vary along the last axis."""
+    """Return a boolean mask as an additive one: -infinity, and small numbers that vary along the
+    last axis.
+    """
     numbers = mask.cumsum(-1, dtype=torch.float64) / 7
     return numbers.masked_fill(~mask, -math.inf)

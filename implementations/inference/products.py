@@ -1,4 +1,6 @@
-"""How a class multiplies numbers of float32: as they are, or rounded first, as TF32 units and some libraries do."""
+"""How a class multiplies numbers of float32: as they are, or rounded first, as TF32 units and some
+libraries do.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +20,28 @@ from mha.spec.rounding import Products
 
 # Of the largest output: ten times what sums of float32 numbers make of a small problem.
 SMALL = 2.0**-19
-# How like the errors of a simulation those of the outputs must be: the cosine of the angle between them. Those of
-# another cause have one near 0, and what is not simulated, such as where a softmax is divided, takes some of it.
+# How like the errors of a simulation those of the outputs must be: the cosine of the angle between
+# them. Those of another cause have one near 0, and what is not simulated, such as where a softmax
+# is divided, takes some of it.
 ALIKE = 0.7
 
 Limbs = tuple[Tensor, ...]
 
 
 def find_products(candidate: Candidate) -> None:
-    """Claim that products are of rounded numbers, if the errors of outputs in float32 are those of such products."""
+    """Claim that products are of rounded numbers, if the errors of outputs in float32 are those of
+    such products.
+    """
     if not candidate.explained or "float32" not in candidate.implementation().claims.dtypes:
         return
     single = replace(candidate, dtype=torch.float32)
     given = candidate.probes[0].inputs
     rounded = {id(x): x.float().double() for x in given}  # inputs that are one tensor stay one
     query, key, value = (rounded[id(x)] for x in given)
-    result, weights = single.call_plainly((query, key, value)), candidate.weights.to(torch.float32).to(torch.float64)
+    result, weights = (
+        single.call_plainly((query, key, value)),
+        candidate.weights.to(torch.float32).to(torch.float64),
+    )
     exact = candidate.formula((query, key, value), weights, None)
     if result is None or result.output.shape != exact.shape:
         return
@@ -51,7 +59,9 @@ def find_products(candidate: Candidate) -> None:
 
 
 def _simulations(formula: Formula) -> Iterator[tuple[Products, Formula]]:
-    """Yield the formula with rounded factors: of all products, and of those of heads alone, as in a kernel."""
+    """Yield the formula with rounded factors: of all products, and of those of heads alone, as in a
+    kernel.
+    """
     kinds: dict[Products, tuple[Callable[[Tensor], Limbs], ...]] = {
         "tf32": (_without_last_bits, _to_tf32),
         "bf16": (_to_bfloat16,),
@@ -60,7 +70,10 @@ def _simulations(formula: Formula) -> Iterator[tuple[Products, Formula]]:
     for kind, roundings in kinds.items():
         for limbs, of_heads in product(roundings, (False, True)):
             multiply = partial(_multiply, limbs)
-            yield kind, replace(formula, multiply=multiply, project=torch.matmul if of_heads else multiply)
+            yield (
+                kind,
+                replace(formula, multiply=multiply, project=torch.matmul if of_heads else multiply),
+            )
 
 
 def _multiply(limbs: Callable[[Tensor], Limbs], a: Tensor, b: Tensor) -> Tensor:
@@ -88,7 +101,9 @@ def _in_two_parts(x: Tensor) -> Limbs:
 
 
 def _likeness(error: Tensor, simulated: Tensor) -> float:
-    """Return the cosine of the angle between two errors; 0 if one is more than twice as large as the other."""
+    """Return the cosine of the angle between two errors; 0 if one is more than twice as large as
+    the other.
+    """
     sizes = error.norm(), simulated.norm()
     if not bool(max(sizes) <= 2 * min(sizes)):
         return 0.0

@@ -19,16 +19,22 @@ from mha.implementations.inference.projections import Unclear, parameter_maps
 def refusal(
     empty: Candidate, module: nn.Module, arguments: Mapping[str, str], problems: Sequence[Unclear]
 ) -> ImplementationError:
-    """Return why a module is not read, and what to do; problems: what is left open by each way of reading it."""
+    """Return why a module is not read, and what to do; problems: what is left open by each way of
+    reading it.
+    """
     label, problem = empty.label, problems[0]
-    if offsets := ", ".join(name for name in empty.signature.others if name.startswith("cu_seqlens")):
+    if offsets := ", ".join(
+        name for name in empty.signature.others if name.startswith("cu_seqlens")
+    ):
         return ImplementationError(
-            f"{label} takes sequences packed one after another ({offsets}); judge a module of a batch, (b, l, d), that "
-            f"packs its items, calls {label}, and unpacks the result"
+            f"{label} takes sequences packed one after another ({offsets}); judge a module of a"
+            f" batch, (b, l, d), that packs its items, calls {label}, and unpacks the result"
         )
     if variables := ", ".join(read_from_module(empty.constructor)):
         advice = building_advice(label, empty.constructor, arguments)
-        return ImplementationError(f"{label} reads {variables} from its module: {problem}; {advice}")
+        return ImplementationError(
+            f"{label} reads {variables} from its module: {problem}; {advice}"
+        )
     unknown = _unknown_inputs(empty)
     advice = f"{unknown}{_advice(empty, module)}"
     if isinstance(problem, EachCallRaises):
@@ -36,18 +42,25 @@ def refusal(
         raised = main_one(tries)
         if raised.needs:
             return ImplementationError(f"{label} {raised.needs} (each call raises {raised})")
-        if raised.place and not (unknown or raised.is_of_none):  # no declaration changes the code that is called
+        if raised.place and not (
+            unknown or raised.is_of_none
+        ):  # no declaration changes the code that is called
             return ImplementationError(f"{label} cannot be judged: {calls_raise(raised, tries)}")
-        return ImplementationError(f"{label} needs a declaration: {calls_raise(raised, tries)}{advice}")
+        return ImplementationError(
+            f"{label} needs a declaration: {calls_raise(raised, tries)}{advice}"
+        )
     return ImplementationError(f"{label} needs a declaration: {problem}{advice}")
 
 
 def calls_raise(raised: Raised, tries: Sequence[Sequence[Raised]]) -> str:
-    """Return what calls raise: an exception that most of them share, and another one of the usual layout, if any does.
+    """Return what calls raise: an exception that most of them share, and another one of the usual
+    layout, if any does.
 
     An error of the code itself explains the others.
     """
-    others = [each[0] for each in tries if (each[0].kind, each[0].place) != (raised.kind, raised.place)]
+    others = [
+        each[0] for each in tries if (each[0].kind, each[0].place) != (raised.kind, raised.place)
+    ]
     if not others or raised.is_of_code:
         return f"each call raises {raised}" if not others else f"calls raise {raised}"
     return f"calls raise {raised}; in other dtypes, or with other lengths, {others[0]}"

@@ -18,7 +18,11 @@ def score_rows(candidate: Candidate) -> Iterator[tuple[str, str, str]]:
     """Yield a topic, what was found about it, and how."""
     for topic, found in _found(candidate):
         is_assumed = topic in candidate.assumed_options
-        yield topic, found, "assumed by its name: no reading gives what it does" if is_assumed else "tested"
+        yield (
+            topic,
+            found,
+            "assumed by its name: no reading gives what it does" if is_assumed else "tested",
+        )
 
 
 def _found(candidate: Candidate) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,9 @@ from mha.spec import causal_mask
 
 
 def find_self_attention(candidate: Candidate) -> None:
-    """Leave the memory out of self-attention, if calls without it give the same, with the same masks and claims."""
+    """Leave the memory out of self-attention, if calls without it give the same, with the same
+    masks and claims.
+    """
     if candidate.may_leave_out_memory and candidate.explained and not candidate.assumed:
         alone = replace(candidate, claims=candidate.claims | {"cross_attention": False})
         checks = (_computes_formula, _takes_masks, _is_causal, _keeps_claims)
@@ -23,14 +25,20 @@ def find_self_attention(candidate: Candidate) -> None:
 
 
 def _computes_formula(candidate: Candidate, alone: Candidate) -> bool:
-    return all(_gives(alone, causal=alone.plainly_causal, place=place) for place in range(len(alone.probes)))
+    return all(
+        _gives(alone, causal=alone.plainly_causal, place=place)
+        for place in range(len(alone.probes))
+    )
 
 
 def _takes_masks(candidate: Candidate, alone: Candidate) -> bool:
     """Return whether masks count as they do with a memory, and rows without a key get the same."""
     if candidate.mask is None:
         return True
-    return all(fits(alone, probe) for probe in alone.probes) and policy_of(alone) == candidate.empty_row
+    return (
+        all(fits(alone, probe) for probe in alone.probes)
+        and policy_of(alone) == candidate.empty_row
+    )
 
 
 def _is_causal(candidate: Candidate, alone: Candidate) -> bool:
@@ -44,8 +52,14 @@ def _gives(alone: Candidate, *, causal: bool, place: int = 0) -> bool:
     inputs = alone.probes[place].inputs
     result = alone.call(inputs, is_causal=causal)
     hidden = causal and not alone.formula.causal
-    mask = causal_mask(inputs[0].shape[1], inputs[0].shape[1], "top_left")[None, None] if hidden else None
-    return result is not None and is_close(result.output, alone.formula(inputs, alone.weights, mask))
+    mask = (
+        causal_mask(inputs[0].shape[1], inputs[0].shape[1], "top_left")[None, None]
+        if hidden
+        else None
+    )
+    return result is not None and is_close(
+        result.output, alone.formula(inputs, alone.weights, mask)
+    )
 
 
 def _keeps_claims(candidate: Candidate, alone: Candidate) -> bool:

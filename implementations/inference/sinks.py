@@ -1,4 +1,6 @@
-"""The sinks that a call may give: the dtype in which they are taken, and that they take part in the denominator."""
+"""The sinks that a call may give: the dtype in which they are taken, and that they take part in the
+denominator.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def find_sinks(candidate: Candidate) -> None:
 
     Those without an effect, or with another one, are claimed too, and fail then.
     """
-    if not (candidate.explained and candidate.signature.sinks and candidate.config.n_heads == len(TRIED)):
+    if not (
+        candidate.explained and candidate.signature.sinks and candidate.config.n_heads == len(TRIED)
+    ):
         return
     claimed = candidate.claims.get("scores", Scores())
     for dtype in get_args(SinkDtype):
@@ -29,7 +33,9 @@ def find_sinks(candidate: Candidate) -> None:
         if _follows(candidate, tried, ignored=False):
             candidate.claims["scores"] = replace(tried, sinks=_narrow_dtype(candidate, dtype))
             return
-    taken = [replace(claimed, sinks=dtype) for dtype in get_args(SinkDtype) if _takes(candidate, dtype)]
+    taken = [
+        replace(claimed, sinks=dtype) for dtype in get_args(SinkDtype) if _takes(candidate, dtype)
+    ]
     if not taken:
         return
     candidate.claims["scores"] = taken[0]
@@ -40,20 +46,28 @@ def find_sinks(candidate: Candidate) -> None:
 
 
 def _follows(candidate: Candidate, scores: Scores, *, ignored: bool) -> bool:
-    """Return whether calls with sinks give what the formula gives with them, or, if ignored, without them."""
+    """Return whether calls with sinks give what the formula gives with them, or, if ignored,
+    without them.
+    """
     tried = replace(candidate, claims=candidate.claims | {"scores": scores})
     formula = replace(candidate.formula, sinks=None if ignored else TRIED)
     if candidate.plainly_causal and formula.causal is None:
-        formula = replace(formula, causal=candidate.claims.get("causal", Claims().causal) or "top_left")
+        formula = replace(
+            formula, causal=candidate.claims.get("causal", Claims().causal) or "top_left"
+        )
     for probe in candidate.probes:
         result = tried.call_plainly(probe.inputs, sinks=TRIED)
-        if result is None or not is_close(result.output, formula(probe.inputs, candidate.weights, None)):
+        if result is None or not is_close(
+            result.output, formula(probe.inputs, candidate.weights, None)
+        ):
             return False
     return True
 
 
 def _narrow_dtype(candidate: Candidate, found: SinkDtype) -> SinkDtype:
-    """Return the dtype of sinks that calls in a narrow dtype take, which calls in float32 do not tell."""
+    """Return the dtype of sinks that calls in a narrow dtype take, which calls in float32 do not
+    tell.
+    """
     claimed = candidate.claims.get("dtypes", Claims().dtypes)
     narrow = next((name for name in ("bfloat16", "float16") if name in claimed), None)
     if narrow is None:

@@ -1,4 +1,6 @@
-"""The sizes that trial runs show: widths of heads, lengths of which not all are taken, and the longest input."""
+"""The sizes that trial runs show: widths of heads, lengths of which not all are taken, and the
+longest input.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,12 @@ from mha.spec.claims import Claims
 
 # In seconds of CPU time, for a call with long inputs, and for all trial runs in few sizes.
 PATIENCE = 4.0
-# What lengths may have to be multiples of, as the edges of tiles, and lengths that are no multiple of them.
+# What lengths may have to be multiples of, as the edges of tiles, and lengths that are no multiple
+# of them.
 TILES = (1, 4, 8, 16, 32, 64, 128)
 NO_TILES = (50, 257)
-# Widths of heads: those that show a multiple below 8, and common ones, one of which any kernel takes.
+# Widths of heads: those that show a multiple below 8, and common ones, one of which any kernel
+# takes.
 SHOWN_BY = {5: 1, 6: 2, 4: 4}  # in this order
 WIDTHS = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 COMMON = 64
@@ -37,7 +41,9 @@ def in_whole_tiles(candidate: Candidate) -> Candidate:
 
 
 def in_few_sizes(candidate: Kind) -> Kind:
-    """Return a candidate that claims what any kernel takes: as many keys as queries, whole tiles, a common width."""
+    """Return a candidate that claims what any kernel takes: as many keys as queries, whole tiles, a
+    common width.
+    """
     sizes = Sizes(head_dims={COMMON}, length_multiple=TILES[-1])
     return replace(candidate, claims=candidate.claims | {"cross_attention": False, "sizes": sizes})
 
@@ -49,18 +55,25 @@ def claim_more_lengths(candidate: Candidate) -> None:
     """
     if candidate.sizes.length_multiple > 1:
         multiple, candidate.other_lengths = _least_tile(candidate, explained=False)
-        candidate.claims = candidate.claims | {"sizes": replace(candidate.sizes, length_multiple=multiple)}
+        candidate.claims = candidate.claims | {
+            "sizes": replace(candidate.sizes, length_multiple=multiple)
+        }
     if candidate.signature.inputs and not candidate.cross_attention:
-        claims = {name: claim for name, claim in candidate.claims.items() if name != "cross_attention"}
-        candidate.other_keys = _problem_with_lengths(replace(candidate, claims=claims), explained=False)
+        claims = {
+            name: claim for name, claim in candidate.claims.items() if name != "cross_attention"
+        }
+        candidate.other_keys = _problem_with_lengths(
+            replace(candidate, claims=claims), explained=False
+        )
         candidate.claims = candidate.claims if candidate.other_keys else claims
 
 
 def claim_more_sizes(candidate: Candidate, *, explained: bool) -> None:
     """Claim all sizes that a kernel takes which was found in few.
 
-    explained: only those of which its formula gives the output; otherwise all for which it does not raise. Then raises
-    Unclear if it raises for sizes between those that it takes, which no claim describes.
+    explained: only those of which its formula gives the output; otherwise all for which it does not
+    raise. Then raises Unclear if it raises for sizes between those that it takes, which no claim
+    describes.
     """
     few = in_few_sizes(candidate)
     multiple, candidate.other_lengths = _least_tile(few, explained=explained)
@@ -71,17 +84,29 @@ def claim_more_sizes(candidate: Candidate, *, explained: bool) -> None:
 
     widths, candidate.other_widths = _widths(problem_of)
     sizes = Sizes(length_multiple=multiple, **widths)
-    claims = {name: claim for name, claim in candidate.claims.items() if name not in ("cross_attention", "sizes")}
+    claims = {
+        name: claim
+        for name, claim in candidate.claims.items()
+        if name not in ("cross_attention", "sizes")
+    }
     claims |= {} if sizes == Sizes() else {"sizes": sizes}
-    candidate.other_keys = _problem_with_lengths(replace(candidate, claims=claims), explained=explained)
+    candidate.other_keys = _problem_with_lengths(
+        replace(candidate, claims=claims), explained=explained
+    )
     candidate.claims = claims | ({"cross_attention": False} if candidate.other_keys else {})
 
 
 def _problem_with_lengths(candidate: Candidate, *, explained: bool) -> str:
-    """Return what a candidate raises with other numbers of keys than queries; see `claim_more_sizes`."""
-    more_keys, more_queries = (_problem(candidate, probe, explained=explained) for probe in candidate.probes)
+    """Return what a candidate raises with other numbers of keys than queries; see
+    `claim_more_sizes`.
+    """
+    more_keys, more_queries = (
+        _problem(candidate, probe, explained=explained) for probe in candidate.probes
+    )
     if bool(more_keys) != bool(more_queries) and not explained:
-        raise Unclear(f"with unequal lengths it raises {more_keys or more_queries}, but not with all")
+        raise Unclear(
+            f"with unequal lengths it raises {more_keys or more_queries}, but not with all"
+        )
     return more_keys or more_queries
 
 
@@ -103,46 +128,60 @@ def _least_tile(candidate: Candidate, *, explained: bool) -> tuple[int, str]:
 
 
 def _widths(problem_of: Callable[[int], str]) -> tuple[dict[str, Any], str]:
-    """Return the widths of heads that cause no problem, as arguments of `Sizes`, and what others raise.
+    """Return the widths of heads that cause no problem, as arguments of `Sizes`, and what others
+    raise.
 
     problem_of: returns the problem with a width. Raises Unclear if each causes one.
     """
     problem_of = cache(problem_of)
     problems = {width: problem_of(width) for width in (5, WIDTHS[-1])}
-    raised = next((f"with {width}, {problem}" for width, problem in problems.items() if problem), "")
+    raised = next(
+        (f"with {width}, {problem}" for width, problem in problems.items() if problem), ""
+    )
     if not raised:
         return {}, ""
     shown = [multiple for width, multiple in SHOWN_BY.items() if not problem_of(width)]
     taken = [width for width in WIDTHS if not problem_of(width)]
     if not taken:
-        raise Unclear(f"{raised}, and the same for others; claim those that it takes: sizes=Sizes(head_dims=...)")
+        raise Unclear(
+            f"{raised}, and the same for others; claim those that it takes:"
+            " sizes=Sizes(head_dims=...)"
+        )
     return _as_claims(taken, shown[:1] or [8, 16]), raised
 
 
 def _as_claims(taken: Sequence[int], multiples: Iterable[int]) -> dict[str, Any]:
-    """Return those of `WIDTHS` that are taken as arguments of `Sizes`: all multiples, those up to one, or a few."""
+    """Return those of `WIDTHS` that are taken as arguments of `Sizes`: all multiples, those up to
+    one, or a few.
+    """
     for multiple in multiples:
         fitting = [width for width in WIDTHS if width % multiple == 0]
         if taken == fitting[: len(taken)]:
-            return {"head_dim_multiple": multiple} | ({} if taken == fitting else {"max_head_dim": taken[-1]})
+            return {"head_dim_multiple": multiple} | (
+                {} if taken == fitting else {"max_head_dim": taken[-1]}
+            )
     return {"head_dims": {*taken}}
 
 
 def _problem(candidate: Candidate, probe: Probe, *, explained: bool) -> str:
-    """Return what a candidate raises, or, if it is to be explained, that its formula does not; empty if neither."""
+    """Return what a candidate raises, or, if it is to be explained, that its formula does not;
+    empty if neither.
+    """
     tried = replace(candidate, problem="")
     result = tried.call(probe.inputs, is_causal=bool(tried.claims.get("always_causal")))
     if result is None:
         return tried.problem
-    matches = not explained or is_close(result.output, tried.formula(probe.inputs, tried.weights, None))
+    matches = not explained or is_close(
+        result.output, tried.formula(probe.inputs, tried.weights, None)
+    )
     return "" if matches else "another output"
 
 
 def find_widths(candidate: Candidate) -> None:
     """Claim the widths of heads for which a module does not raise, if it does for some.
 
-    Rotary embeddings take even widths, or multiples of 4, and kernels those that they are made for. Raises Unclear as
-    `_widths` does.
+    Rotary embeddings take even widths, or multiples of 4, and kernels those that they are made for.
+    Raises Unclear as `_widths` does.
     """
     counts = sorted({1, 2, 3}.intersection(candidate.sizes.n_heads or {1, 2, 3}))
 
@@ -154,8 +193,12 @@ def find_widths(candidate: Candidate) -> None:
     _, raised = _widths(problem_of)
     if not raised:
         return
-    dtypes = [getattr(torch, name) for name in sorted(candidate.claims.get("dtypes", Claims().dtypes))]
-    widths, _ = _widths(partial(problem_of, dtypes=[candidate.dtype, *dtypes]))  # others may take fewer
+    dtypes = [
+        getattr(torch, name) for name in sorted(candidate.claims.get("dtypes", Claims().dtypes))
+    ]
+    widths, _ = _widths(
+        partial(problem_of, dtypes=[candidate.dtype, *dtypes])
+    )  # others may take fewer
     candidate.other_widths = raised
     candidate.claims["sizes"] = replace(candidate.sizes, **widths)
 
@@ -164,22 +207,31 @@ def _problem_with_heads(candidate: Candidate, count: int, width: int) -> str:
     """Return what a module raises that has so many heads of a width; empty if it takes them."""
     own = "own_head_dim" in candidate.claims
     sizes = {"n_heads": count} | ({"d_head": width} if own else {"d_model": count * width})
-    tried, inputs = replace(candidate, changes=candidate.changes | sizes), candidate.probes[0].inputs
+    tried, inputs = (
+        replace(candidate, changes=candidate.changes | sizes),
+        candidate.probes[0].inputs,
+    )
     d_model = tried.config.d_model
     # One tensor stays one tensor, and in one piece.
-    given = {id(x): x.repeat(1, 1, -(-d_model // CONFIG.d_model))[..., :d_model].contiguous() for x in inputs}
+    given = {
+        id(x): x.repeat(1, 1, -(-d_model // CONFIG.d_model))[..., :d_model].contiguous()
+        for x in inputs
+    }
     returned = tried.call_plainly(tuple(given[id(x)] for x in inputs))
     return tried.problem if returned is None else ""
 
 
 @built_for(MAX_LENGTH)
 def find_longest(candidate: Candidate) -> None:
-    """Claim the longest inputs that a module takes, where a table of its own is shorter than those of the cases.
+    """Claim the longest inputs that a module takes, where a table of its own is shorter than those
+    of the cases.
 
     A module is not tried with inputs of which a call would take too long.
     """
     has_single = "float32" in candidate.claims.get("dtypes", Claims().dtypes)
-    tried = replace(candidate, dtype=torch.float32) if has_single else candidate  # which takes half the time
+    tried = (
+        replace(candidate, dtype=torch.float32) if has_single else candidate
+    )  # which takes half the time
     step = candidate.sizes.length_multiple
 
     def takes(length: int, queries: int = 0) -> bool:

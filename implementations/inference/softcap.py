@@ -40,7 +40,9 @@ def find_softcap(candidate: Candidate) -> None:
 
 
 def _follows(candidate: Candidate, place: SoftcapPlace, expected: float | None) -> bool:
-    """Return whether calls with a cap give the formula with an expected one, beside a float mask if one is claimed."""
+    """Return whether calls with a cap give the formula with an expected one, beside a float mask if
+    one is claimed.
+    """
     scores = replace(candidate.claims.get("scores", Scores()), softcap=place)
     tried = replace(candidate, claims=candidate.claims | {"scores": scores})
     formula = replace(candidate.formula, softcap=expected, caps_bias=place == "after_bias")
@@ -59,6 +61,12 @@ def _gives(candidate: Candidate, probe: Probe, formula: Formula) -> bool:
     bias = None
     if candidate.mask and "float" in candidate.claims.get("masks", ()):
         lengths = probe.inputs[0].shape[1], probe.inputs[1].shape[1]
-        bias = torch.linspace(-2, 2, lengths[0] * lengths[1], dtype=torch.float64).view(1, 1, *lengths)
-    result = candidate.call(probe.inputs, mask=bias, is_causal=candidate.plainly_causal, softcap=CAP)
-    return result is not None and is_close(result.output, formula(probe.inputs, candidate.weights, bias))
+        bias = torch.linspace(-2, 2, lengths[0] * lengths[1], dtype=torch.float64).view(
+            1, 1, *lengths
+        )
+    result = candidate.call(
+        probe.inputs, mask=bias, is_causal=candidate.plainly_causal, softcap=CAP
+    )
+    return result is not None and is_close(
+        result.output, formula(probe.inputs, candidate.weights, bias)
+    )

@@ -1,4 +1,6 @@
-"""The window that a call may ask for: how its argument counts, what stands for no bound, and where it lies."""
+"""The window that a call may ask for: how its argument counts, what stands for no bound, and where
+it lies.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ TRIED: tuple[Bounds, ...] = ((2, 1), (0, 0), (1, None), (None, 1), (None, None))
 def find_window(candidate: Candidate) -> None:
     """Claim a window, if a parameter has the name of one, in the form that trial runs show.
 
-    One without an effect, or with another one, is claimed in the form that its name says, and fails then.
+    One without an effect, or with another one, is claimed in the form that its name says, and fails
+    then.
     """
     if not (candidate.explained and candidate.signature.window):
         return
@@ -49,11 +52,15 @@ def find_window(candidate: Candidate) -> None:
         return
     # Read in another way, an argument that is not looked into raises nothing.
     form = _usual_form(candidate)
-    _assume(candidate, [scores for scores in readings if scores.window and scores.window.form == form])
+    _assume(
+        candidate, [scores for scores in readings if scores.window and scores.window.form == form]
+    )
 
 
 def _assume(candidate: Candidate, usual: Sequence[Scores]) -> None:
-    """Claim a window that no reading explains in a usual one, if it has no effect, or calls with it return anything."""
+    """Claim a window that no reading explains in a usual one, if it has no effect, or calls with it
+    return anything.
+    """
     ignoring = next((scores for scores in usual if _follows(candidate, scores, ignored=True)), None)
     taken = next((scores for scores in usual if _takes(candidate, scores)), None)
     if ignoring:
@@ -83,7 +90,9 @@ def _readings(candidate: Candidate) -> Iterator[Scores]:
 
 
 def _follows(candidate: Candidate, scores: Scores, *, ignored: bool = False) -> bool:
-    """Return whether calls with windows give what the formula gives with them, or, if ignored, without them."""
+    """Return whether calls with windows give what the formula gives with them, or, if ignored,
+    without them.
+    """
     tried = replace(candidate, claims=candidate.claims | {"scores": scores})
     assert scores.window is not None
     windows = dict.fromkeys(scores.window.nearest(bounds) for bounds in TRIED)
@@ -91,7 +100,10 @@ def _follows(candidate: Candidate, scores: Scores, *, ignored: bool = False) -> 
     if True in flags and not any(_returned(tried, windows, is_causal=False)):
         flags = (True,)  # a window may be refused without the causal flag
     calls = product(candidate.probes, windows, flags)
-    return all(_gives(tried, probe, None if ignored else window, window, flag) for probe, window, flag in calls)
+    return all(
+        _gives(tried, probe, None if ignored else window, window, flag)
+        for probe, window, flag in calls
+    )
 
 
 def _takes(candidate: Candidate, scores: Scores) -> bool:
@@ -102,7 +114,9 @@ def _takes(candidate: Candidate, scores: Scores) -> bool:
     return all(_returned(tried, windows, is_causal=_causal_flags(candidate, scores.window)[-1]))
 
 
-def _returned(candidate: Candidate, windows: Iterable[Bounds], *, is_causal: bool) -> Iterator[bool]:
+def _returned(
+    candidate: Candidate, windows: Iterable[Bounds], *, is_causal: bool
+) -> Iterator[bool]:
     """Yield whether a call with each window returns anything."""
     inputs = candidate.probes[0].inputs
     for window in windows:
@@ -116,14 +130,20 @@ def _causal_flags(candidate: Candidate, window: Window | None) -> tuple[bool, ..
     """
     if candidate.plainly_causal:
         return (True,)
-    has_flag = bool(candidate.signature.is_causal and candidate.claims.get("causal", Claims().causal))
+    has_flag = bool(
+        candidate.signature.is_causal and candidate.claims.get("causal", Claims().causal)
+    )
     if window and window.form == "count" and has_flag:
         return (True,)
     return (False, True) if has_flag else (False,)
 
 
-def _gives(candidate: Candidate, probe: Probe, expected: Bounds | None, window: Bounds, is_causal: bool) -> bool:
-    """Return whether a call with a window gives the formula with an expected one; expected: None for none."""
+def _gives(
+    candidate: Candidate, probe: Probe, expected: Bounds | None, window: Bounds, is_causal: bool
+) -> bool:
+    """Return whether a call with a window gives the formula with an expected one; expected: None
+    for none.
+    """
     claims = Claims(**_alignments(candidate))
     lengths = probe.inputs[0].shape[1], probe.inputs[1].shape[1]
     alignment = claims.alignment or "top_left"
@@ -134,7 +154,9 @@ def _gives(candidate: Candidate, probe: Probe, expected: Bounds | None, window: 
         mask = mask & window_mask(*lengths, expected, alignment)
     formula = replace(candidate.formula, causal=None)
     result = candidate.call(probe.inputs, is_causal=is_causal, window=window)
-    return result is not None and is_close(result.output, formula(probe.inputs, candidate.weights, mask))
+    return result is not None and is_close(
+        result.output, formula(probe.inputs, candidate.weights, mask)
+    )
 
 
 def _alignments(candidate: Candidate) -> dict[str, Any]:

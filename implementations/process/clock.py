@@ -1,4 +1,6 @@
-"""How long the code of an implementation has been running, for another process that ends it if it does not return."""
+"""How long the code of an implementation has been running, for another process that ends it if it
+does not return.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from time import monotonic
 class Clock:
     """Two times of the monotonic clock, which all processes of a machine share.
 
-    times[0]: when the code that is running was entered, 0 where none is. times[1]: when code was last entered or left.
+    times[0]: when the code that is running was entered, 0 where none is. times[1]: when code was
+        last entered or left.
     times[2]: how many times as long as a call it may take.
     """
 
@@ -28,8 +31,8 @@ class Clock:
     def running(self, *, times_as_long: float = 1.0) -> Iterator[None]:
         """Note that the block runs code of an implementation.
 
-        Where blocks are nested, as the calls of a gradient check are, the time counts from the last one. times_as_long:
-        as a call it may take.
+        Where blocks are nested, as the calls of a gradient check are, the time counts from the last
+        one. times_as_long: as a call it may take.
         """
         is_nested, before = self.times[0] > 0, self.times[2]
         self._note(monotonic(), max(before, times_as_long) if is_nested else times_as_long)
@@ -37,7 +40,9 @@ class Clock:
         try:
             yield
         finally:
-            if os.getpid() != own:  # a fork that came back, and would go on as if it were this process
+            if (
+                os.getpid() != own
+            ):  # a fork that came back, and would go on as if it were this process
                 os._exit(0)
             self._note(monotonic() if is_nested else 0.0, before)
 

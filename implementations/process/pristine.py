@@ -1,7 +1,9 @@
-"""Torch as it was at first, for our own arithmetic, and as it was found, for the code of implementations.
+"""Torch as it was at first, for our own arithmetic, and as it was found, for the code of
+implementations.
 
-What was replaced or set in torch before, as by the import of a package, is in place while the implementation runs, and
-at no other time within `pristine`. What the implementation prints would bury the report, and is dropped.
+What was replaced or set in torch before, as by the import of a package, is in place while the
+implementation runs, and at no other time within `pristine`. What the implementation prints would
+bury the report, and is dropped.
 """
 
 from __future__ import annotations
@@ -27,10 +29,18 @@ from mha.implementations.process.torch_state import (
 )
 
 # The settings that each call has for itself.
-OF_CALLS = ("the gradient mode", "torch's random state", "Python's random state", "the number of threads")
+OF_CALLS = (
+    "the gradient mode",
+    "torch's random state",
+    "Python's random state",
+    "the number of threads",
+)
 # Our own settings: those of torch when this module was imported.
-OWN = {name: value for name, value in settings().items() if name not in OF_CALLS} | {"the gradient mode": True}
-# Modules whose output is shown all the same: the debugger, in code that is judged, and our progress bar, from a thread.
+OWN = {name: value for name, value in settings().items() if name not in OF_CALLS} | {
+    "the gradient mode": True
+}
+# Modules whose output is shown all the same: the debugger, in code that is judged, and our progress
+# bar, from a thread.
 SHOWN = ("IPython", "bdb", "cmd", "ipdb", "pdb", "prompt_toolkit", "pudb", "rich")
 
 
@@ -38,9 +48,10 @@ SHOWN = ("IPython", "bdb", "cmd", "ipdb", "pdb", "prompt_toolkit", "pudb", "rich
 class _Process:
     """What was found before the block of `pristine` that is entered, if one is.
 
-    replaced: what code that ran `as_found` replaced, since the last look; changed: what else it did, in words. inside:
-    whether a block of `pristine` is entered. outside: whether, in it, the process is as it was found. running: whether
-    a block of `as_found` is entered, so that judged code may be running. thread: that which entered `pristine`, else 0.
+    replaced: what code that ran `as_found` replaced, since the last look; changed: what else it
+    did, in words. inside: whether a block of `pristine` is entered. outside: whether, in it, the
+    process is as it was found. running: whether a block of `as_found` is entered, so that judged
+    code may be running. thread: that which entered `pristine`, else 0.
     """
 
     functions: Replacements = field(default_factory=dict)
@@ -64,7 +75,9 @@ def pristine() -> Iterator[None]:
         return
     found, own = replacements(), settings()
     _process.functions = found
-    _process.settings = {name: own[name] for name in OWN if name not in OF_CALLS and own[name] != OWN[name]}
+    _process.settings = {
+        name: own[name] for name in OWN if name not in OF_CALLS and own[name] != OWN[name]
+    }
     _process.inside, _process.thread = True, get_ident()
     with preserved():
         replace_by({})
@@ -95,7 +108,9 @@ def as_found() -> Iterator[None]:
 
 
 def may_answer() -> bool:
-    """Return whether no code of an implementation is running, and this is the thread that judges, if one does."""
+    """Return whether no code of an implementation is running, and this is the thread that judges,
+    if one does.
+    """
     return not _process.running and _process.thread in (0, get_ident())
 
 
@@ -113,7 +128,13 @@ def _as_found() -> Iterator[None]:
         _process.replaced |= set(replace_by(_process.functions))
         replace_by({})
         # A setting that the code has changed stays so, to be noticed.
-        set_to({name: OWN[name] for name, value in _process.settings.items() if SETTINGS[name].read() == value})
+        set_to(
+            {
+                name: OWN[name]
+                for name, value in _process.settings.items()
+                if SETTINGS[name].read() == value
+            }
+        )
         _process.outside = False
 
 
@@ -168,7 +189,8 @@ def put_back() -> str:
 
 
 def torch_changes() -> tuple[str, ...]:
-    """Return what is replaced or set in torch, in words, each with what it is now; not for use within `pristine`.
+    """Return what is replaced or set in torch, in words, each with what it is now; not for use
+    within `pristine`.
 
     >>> import torch
     >>> torch.set_default_dtype(torch.float64)
@@ -182,4 +204,8 @@ def torch_changes() -> tuple[str, ...]:
 
 
 def _origin(value: object) -> str:
-    return "deleted" if value is MISSING else f"from {getattr(value, '__module__', None) or 'elsewhere'}"
+    return (
+        "deleted"
+        if value is MISSING
+        else f"from {getattr(value, '__module__', None) or 'elsewhere'}"
+    )

@@ -1,7 +1,9 @@
-"""The process around a call: what a call may set for everybody beside torch, read before it and put back after it.
+"""The process around a call: what a call may set for everybody beside torch, read before it and put
+back after it.
 
-What no ordinary call sets is named, for STA-5. The rest is put back without a word: packages set variables of the
-environment, and add folders to `sys.path`, where they are imported for the first time.
+What no ordinary call sets is named, for STA-5. The rest is put back without a word: packages set
+variables of the environment, and add folders to `sys.path`, where they are imported for the first
+time.
 """
 
 from __future__ import annotations
@@ -23,19 +25,35 @@ from typing import Any
 import torch
 
 # Those that decide how a run is stopped.
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name))
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name)
+)
 STREAMS = (0, 1, 2)
-# What no call may replace in `sys.modules`: the modules of these packages, and these, which each call is asked about.
+# What no call may replace in `sys.modules`: the modules of these packages, and these, which each
+# call is asked about.
 OWN_PACKAGES = ("mha", "hypothesis", "pytest", "_pytest")
-MAIN_MODULES = ("builtins", "math", "numpy", "os", "random", "sys", "torch", "torch.nn", "torch.nn.functional")
+MAIN_MODULES = (
+    "builtins",
+    "math",
+    "numpy",
+    "os",
+    "random",
+    "sys",
+    "torch",
+    "torch.nn",
+    "torch.nn.functional",
+)
 _MAIN = threading.main_thread().ident
-# Python's own function for `signal.getsignal`, which makes an enumeration of its argument: that takes longer than all.
+# Python's own function for `signal.getsignal`, which makes an enumeration of its argument: that
+# takes longer than all.
 _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the process: how it is read, how it is set; name: in a message, "" for what is put back silently."""
+    """A part of the process: how it is read, how it is set; name: in a message, "" for what is put
+    back silently.
+    """
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
@@ -129,7 +147,8 @@ def _recursion_limit() -> int:
     return min(sys.getrecursionlimit(), FIRST_LIMIT)
 
 
-# What each call is asked about: a tuple each, compared by identity, as what stands there may equal anything.
+# What each call is asked about: a tuple each, compared by identity, as what stands there may equal
+# anything.
 QUICK = (
     Part(lambda: tuple(map(sys.modules.get, MAIN_MODULES)), _set_modules, "what is in sys.modules"),
     Part(_handlers, _set_handlers, "the handler of a signal"),
@@ -138,7 +157,11 @@ QUICK = (
 )
 SLOW = (
     Part(_folder, _enter_folder, "the working directory"),
-    Part(lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name), "the locale"),
+    Part(
+        lambda: locale.setlocale(locale.LC_ALL),
+        lambda name: locale.setlocale(locale.LC_ALL, name),
+        "the locale",
+    ),
     Part(_recursion_limit, sys.setrecursionlimit, "the recursion limit"),
     Part(gc.isenabled, _collect, "the garbage collection"),
     Part(_environment, _set_environment),
@@ -209,7 +232,9 @@ class _Modules:
         """Put back what was replaced or removed; return its names, "" if nothing was."""
         if all(map(is_, map(sys.modules.get, self.known), self.known.values())):
             return ""
-        changed = [name for name, module in self.known.items() if sys.modules.get(name) is not module]
+        changed = [
+            name for name, module in self.known.items() if sys.modules.get(name) is not module
+        ]
         sys.modules.update({name: self.known[name] for name in changed})
         return ", ".join(f"sys.modules[{name!r}]" for name in sorted(changed)[:3])
 
@@ -218,7 +243,8 @@ _modules = _Modules()
 
 
 class Surroundings:
-    """What was found in the process before a call, or before many: then with what is `SLOW` to read.
+    """What was found in the process before a call, or before many: then with what is `SLOW` to
+    read.
 
     of_import: leave alone what an import may change for good.
     """
@@ -270,7 +296,9 @@ def _modes() -> tuple[int, int]:
 
 
 def _leave_modes(before: tuple[int, int]) -> list[str]:
-    """Leave the modes that were entered since; the one of the default device is a setting (`torch_state`)."""
+    """Leave the modes that were entered since; the one of the default device is a setting
+    (`torch_state`).
+    """
     functions, dispatches = before
     left, kept = list[Any](), list[Any]()
     while torch._C._len_torch_function_stack() > functions:

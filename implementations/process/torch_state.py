@@ -1,4 +1,6 @@
-"""The functions and settings of torch: as they were at first, and what imports and calls make of them."""
+"""The functions and settings of torch: as they were at first, and what imports and calls make of
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import torch
 
 # Torch itself replaces these: in `torch.compile`, and when the default dtype changes.
 REPLACED_BY_TORCH = ("manual_seed", "Storage")
-# The modules of what torch has under its own names; anything else was put there before this module was imported.
+# The modules of what torch has under its own names; anything else was put there before this module
+# was imported.
 OF_TORCH = ("torch", "typing", "typing_extensions", "collections", "builtins", "None")
 MISSING = object()
 # What stands where, by its dotted name: another function or method than torch's, or MISSING.
@@ -44,7 +47,8 @@ _INHERITED = set(dir(torch.Tensor.__base__))
 def replacements() -> Replacements:
     """Return what stands in place of torch's functions, and of the methods of its tensors.
 
-    Additions under new names are not replacements. Modules such as `torch.nn.functional` are not looked at.
+    Additions under new names are not replacements. Modules such as `torch.nn.functional` are not
+    looked at.
 
     >>> before, torch.relu = torch.relu, abs
     >>> replacements()
@@ -55,17 +59,27 @@ def replacements() -> Replacements:
     functions, methods = vars(torch), vars(torch.Tensor)
     if not FUNCTIONS.items() <= functions.items():
         own = {name: functions.get(name, MISSING) for name in FUNCTIONS}
-        found |= {f"torch.{name}": value for name, value in own.items() if value is not FUNCTIONS[name]}
-    added = methods.keys() - METHODS.keys()  # Python's own `__slotnames__` among them, once a tensor was copied
+        found |= {
+            f"torch.{name}": value for name, value in own.items() if value is not FUNCTIONS[name]
+        }
+    added = (
+        methods.keys() - METHODS.keys()
+    )  # Python's own `__slotnames__` among them, once a tensor was copied
     if not METHODS.items() <= methods.items() or added & _INHERITED:
         names = METHODS.keys() | (added & _INHERITED)
         own = {name: methods.get(name, MISSING) for name in names}
-        found |= {f"torch.Tensor.{name}": v for name, v in own.items() if v is not METHODS.get(name, MISSING)}
+        found |= {
+            f"torch.Tensor.{name}": v
+            for name, v in own.items()
+            if v is not METHODS.get(name, MISSING)
+        }
     return found
 
 
 def replace_by(wanted: Replacements) -> list[str]:
-    """Make these the replacements, and undo all others; return the names under which something else stood."""
+    """Make these the replacements, and undo all others; return the names under which something else
+    stood.
+    """
     found, changed = replacements(), []
     for name in found.keys() | wanted.keys():
         owner, _, attribute = name.rpartition(".")
@@ -83,7 +97,9 @@ def replace_by(wanted: Replacements) -> list[str]:
 
 
 class Setting(NamedTuple):
-    """A part of the global state: how it is read, and how it is set; shown: whether its value fits in a message."""
+    """A part of the global state: how it is read, and how it is set; shown: whether its value fits
+    in a message.
+    """
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
@@ -95,7 +111,11 @@ def _set_default_device(device: torch.device) -> None:
 
 
 def _subnormals() -> str:
-    return "kept" if (torch.full((1,), 1e-39, dtype=torch.float32, device="cpu") * 1).item() else "flushed to 0"
+    return (
+        "kept"
+        if (torch.full((1,), 1e-39, dtype=torch.float32, device="cpu") * 1).item()
+        else "flushed to 0"
+    )
 
 
 def _sdpa_backends() -> tuple[bool, bool, bool]:
@@ -106,7 +126,9 @@ def _sdpa_backends() -> tuple[bool, bool, bool]:
 def _set_sdpa_backends(enabled: tuple[bool, bool, bool]) -> None:
     cuda = torch.backends.cuda
     for enable, value in zip(
-        (cuda.enable_flash_sdp, cuda.enable_math_sdp, cuda.enable_mem_efficient_sdp), enabled, strict=True
+        (cuda.enable_flash_sdp, cuda.enable_math_sdp, cuda.enable_mem_efficient_sdp),
+        enabled,
+        strict=True,
     ):
         enable(value)
 
@@ -125,7 +147,9 @@ SETTINGS = {
     "the handling of subnormal numbers": Setting(
         _subnormals, lambda handling: torch.set_flush_denormal(handling != "kept")
     ),
-    "the deterministic flag": Setting(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "the deterministic flag": Setting(
+        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
+    ),
     "the precision of float32 products": Setting(
         torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
     ),
@@ -163,7 +187,9 @@ def preserved() -> Iterator[None]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Compute on this many threads; one to infer and to judge: problems are small, and bits may not depend on cores."""
+    """Compute on this many threads; one to infer and to judge: problems are small, and bits may not
+    depend on cores.
+    """
     previous = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,7 +1,8 @@
 """The clauses of the contract and their families, in order.
 
-CLAUSES: every clause by its id, such as "MSK-1". VERSIONS: those of the contract, the latest one last. FAMILIES: what
-each family of clauses is about, by its letters. KINDS: what each kind of clause asks for.
+CLAUSES: every clause by its id, such as "MSK-1". VERSIONS: those of the contract, the latest one
+last. FAMILIES: what each family of clauses is about, by its letters. KINDS: what each kind of
+clause asks for.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,7 +45,10 @@ def _by_id(clauses: Iterable[Clause]) -> Mapping[str, Clause]:
     keyed: dict[str, Clause] = {}
     for clause in clauses:
         if clause.id in keyed:
-            raise ValueError(f"two clauses have the id {clause.id}: {keyed[clause.id].title!r} and {clause.title!r}")
+            raise ValueError(
+                f"two clauses have the id {clause.id}: {keyed[clause.id].title!r} and"
+                f" {clause.title!r}"
+            )
         keyed[clause.id] = clause
     return MappingProxyType(keyed)
 
@@ -79,37 +83,72 @@ CLAUSES: Mapping[str, Clause] = _by_id(
 )
 
 VERSIONS: tuple[str, ...] = tuple(
-    sorted({clause.since for clause in CLAUSES.values()}, key=lambda version: [*map(int, version.split("."))])
+    sorted(
+        {clause.since for clause in CLAUSES.values()},
+        key=lambda version: [*map(int, version.split("."))],
+    )
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "CFG": Family("Configuration", "Which sizes and options a module accepts, and which it rejects."),
-        "SHP": Family("Shapes", "The shape, dtype, device and memory layout of inputs and results."),
-        "SMX": Family("Softmax", "How scores become weights: scaled, and normalised over the keys."),
-        "MSK": Family("Masks", "What a mask means: True = may attend, broadcastable to (B, H, L, S)."),
-        "CAU": Family("Causality", "No query sees a later key."),
-        "PTH": Family("Code paths", "One result, whichever code runs: a fast path, a fused kernel, a flag or a mode."),
-        "HED": Family("Heads", "Multi-head attention is several single heads, concatenated."),
-        "EQV": Family("Symmetries", "Changes to the inputs that change the result in a known way, or not at all."),
-        "NUM": Family("Accuracy", "How close results are to the exact ones, in every dtype."),
-        "GRD": Family("Gradients", "Gradients of outputs with respect to inputs, weights and masks."),
-        "DRP": Family("Dropout", "Dropout of the attention weights or of the output, where claimed."),
-        "STA": Family("State", "A call has no side effects: on its arguments, on other calls, or on global state."),
-        "CMP": Family(
-            "Composition", "The module in the transformations and modes of torch, such as compilation and autocast."
+        "CFG": Family(
+            "Configuration", "Which sizes and options a module accepts, and which it rejects."
         ),
-        "INC": Family("Incremental decoding", "Decoding with a cache of keys and values that grows token by token."),
+        "SHP": Family(
+            "Shapes", "The shape, dtype, device and memory layout of inputs and results."
+        ),
+        "SMX": Family(
+            "Softmax", "How scores become weights: scaled, and normalised over the keys."
+        ),
+        "MSK": Family(
+            "Masks", "What a mask means: True = may attend, broadcastable to (B, H, L, S)."
+        ),
+        "CAU": Family("Causality", "No query sees a later key."),
+        "PTH": Family(
+            "Code paths",
+            "One result, whichever code runs: a fast path, a fused kernel, a flag or a mode.",
+        ),
+        "HED": Family("Heads", "Multi-head attention is several single heads, concatenated."),
+        "EQV": Family(
+            "Symmetries",
+            "Changes to the inputs that change the result in a known way, or not at all.",
+        ),
+        "NUM": Family("Accuracy", "How close results are to the exact ones, in every dtype."),
+        "GRD": Family(
+            "Gradients", "Gradients of outputs with respect to inputs, weights and masks."
+        ),
+        "DRP": Family(
+            "Dropout", "Dropout of the attention weights or of the output, where claimed."
+        ),
+        "STA": Family(
+            "State",
+            "A call has no side effects: on its arguments, on other calls, or on global state.",
+        ),
+        "CMP": Family(
+            "Composition",
+            "The module in the transformations and modes of torch, such as compilation and"
+            " autocast.",
+        ),
+        "INC": Family(
+            "Incremental decoding",
+            "Decoding with a cache of keys and values that grows token by token.",
+        ),
         "GQA": Family("Grouped heads", "Fewer key/value heads than query heads."),
-        "XAT": Family("Key and value widths", "Keys and values whose width differs from that of the model."),
+        "XAT": Family(
+            "Key and value widths", "Keys and values whose width differs from that of the model."
+        ),
         "VAL": Family("Width of values", "Values whose heads have a width of their own."),
         "SCL": Family("Scale", "A scale of the scores that a call gives."),
         "WIN": Family("Windows", "Which keys a window lets a query see."),
         "CAP": Family("Softcap", "Scores that are capped by a hyperbolic tangent."),
-        "SNK": Family("Sinks", "A sink of each head, which takes a part of the weight of each row."),
+        "SNK": Family(
+            "Sinks", "A sink of each head, which takes a part of the weight of each row."
+        ),
         "ALB": Family("ALiBi", "A bias that grows with the distance of a key."),
         "EFF": Family("Effect", "What a call says changes the result."),
-        "LSE": Family("Log-sum-exp", "The log-sum-exp of the scores, which a call returns beside the context."),
+        "LSE": Family(
+            "Log-sum-exp", "The log-sum-exp of the scores, which a call returns beside the context."
+        ),
         "MEM": Family("Memory", "How much memory a call takes beyond its inputs and outputs."),
         "DST": Family("Sharded attention", "One attention computed by several processes."),
     }
@@ -118,7 +157,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 KINDS: Mapping[Kind, str] = MappingProxyType(
     {
         "answers": "a valid call returns the correct result.",
-        "conduct": "a call has no side effects, and agrees with itself when it is repeated, compiled or transformed.",
+        "conduct": (
+            "a call has no side effects, and agrees with itself when it is repeated, compiled or"
+            " transformed."
+        ),
         "refusals": "invalid input is refused.",
     }
 )

@@ -11,28 +11,31 @@ Kind = Literal["answers", "conduct", "refusals"]
 class Clause:
     """One requirement on an implementation of multi-head attention.
 
-    All texts are plain English, with code in backticks. They use B, H, L, S and D for the numbers of batch items,
-    heads, queries and keys and for the model width, and d_k for the head width, D / H unless `Config.d_head` is given.
-    "Within the bound" always means the derived bound on rounding errors, never a chosen tolerance.
+    All texts are plain English, with code in backticks. They use B, H, L, S and D for the numbers
+    of batch items, heads, queries and keys and for the model width, and d_k for the head width, D /
+    H unless `Config.d_head` is given. "Within the bound" always means the derived bound on rounding
+    errors, never a chosen tolerance.
 
     id: family and number, such as "MSK-1"; a clause is never renumbered.
-    level: as in RFC 2119. A violated MUST fails a run; a violated SHOULD is reported, and fails a run only if it is
-        strict; MAY applies only to implementations that claim the capability.
+    level: as in RFC 2119. A violated MUST fails a run; a violated SHOULD is reported, and fails a
+        run only if it is strict; MAY applies only to implementations that claim the capability.
     title: the requirement in a few words.
     statement: the requirement in full.
-    why: what goes wrong for users, in a model, in training or in production, if the clause is violated.
+    why: what goes wrong for users, in a model, in training or in production, if the clause is
+        violated.
     source: where the requirement comes from: an equation, documentation, or known bugs.
     differs: how known libraries differ here; empty if no difference is known.
     violation: an example of code that violates the clause, and its visible effect.
     fix: what usually mends a violation.
-    kind: "answers" if a violation means that a valid call gives an incorrect result, or none; "refusals" if it means
-        that invalid input is accepted; "conduct" if results are correct by themselves, but a call has side effects, or
-        differs when it is repeated, compiled or transformed.
+    kind: "answers" if a violation means that a valid call gives an incorrect result, or none;
+        "refusals" if it means that invalid input is accepted; "conduct" if results are correct by
+        themselves, but a call has side effects, or differs when it is repeated, compiled or
+        transformed.
     since: the version of the contract that it came with.
-    accepts: of a clause of kind "refusals", the invalid input that a violation accepts, as in "masks of a wrong
-        shape".
-    general: whether whole results are compared with the oracle's, so that almost any defect violates the clause, and
-        its failure names none.
+    accepts: of a clause of kind "refusals", the invalid input that a violation accepts, as in
+        "masks of a wrong shape".
+    general: whether whole results are compared with the oracle's, so that almost any defect
+        violates the clause, and its failure names none.
 
     >>> from mha.spec import CLAUSES
     >>> clause = CLAUSES["MSK-4"]

@@ -1,4 +1,6 @@
-"""Whatever the process of a job does, only a verdict that was due counts, and what it started ends with it."""
+"""Whatever the process of a job does, only a verdict that was due counts, and what it started ends
+with it.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,9 @@ hanging = Bad("hanging", once(leave_children_and_hang))
 def job_of(folder: Path, name: str) -> Job:
     (folder / "bad_judged.py").write_text(CODE)
     target = f"{folder}/bad_judged.py:{name}"
-    plan = replace(PLAN, implementations=(target,), clauses=("SHP-1", "SHP-5"), seeds=1, group="all")
+    plan = replace(
+        PLAN, implementations=(target,), clauses=("SHP-1", "SHP-5"), seeds=1, group="all"
+    )
     (job,) = Campaign.of(plan).jobs()
     return job
 
@@ -138,7 +142,9 @@ def test_what_judged_code_does_to_the_pipe_is_a_crash_of_that_clause_alone(
     assert monotonic() - begun < 120
     assert list(outcome["stops"]) == ["SHP-1"]
     assert reason in outcome["stops"]["SHP-1"]
-    assert [(verdict["clause"], verdict["status"]) for verdict in outcome["verdicts"]] == [("SHP-5", "pass")]
+    assert [(verdict["clause"], verdict["status"]) for verdict in outcome["verdicts"]] == [
+        ("SHP-5", "pass")
+    ]
 
 
 def test_fork_that_goes_on_says_nothing(tmp_path: Path) -> None:
@@ -187,7 +193,10 @@ BEGIN: tuple[dict[str, Any], ...] = ({"imported": True}, {"torch_changes": []})
         ([("SHP-1", {}), ("SHP-1", {})], "gave a verdict on 'SHP-1' where that on SHP-5 was due"),
         ([("SHP-1", {}), ("SHP-5", {}), ("SHP-5", {})], ""),
         ([("MSK-1", {})], "gave a verdict on 'MSK-1'"),
-        ([("SHP-1", {"implementation": "sdpa"})], "for the implementation 'sdpa' instead of 'loop'"),
+        (
+            [("SHP-1", {"implementation": "sdpa"})],
+            "for the implementation 'sdpa' instead of 'loop'",
+        ),
         ([("SHP-1", {"dtype": "float64"})], "for the dtype 'float64' instead of 'float32'"),
         ([("SHP-1", {"device": "cuda"})], "for the device 'cuda' instead of 'cpu'"),
         ([("SHP-1", {"status": "perfect"})], "gave what is not a verdict: verdicts.0.status"),
@@ -198,7 +207,9 @@ BEGIN: tuple[dict[str, Any], ...] = ({"imported": True}, {"torch_changes": []})
 def test_only_a_verdict_that_is_due_is_taken(
     monkeypatch: pytest.MonkeyPatch, messages: list[tuple[str, dict[str, Any]]], reason: str
 ) -> None:
-    plan = replace(PLAN, implementations=("loop",), clauses=("SHP-1", "SHP-5"), seeds=1, group="all")
+    plan = replace(
+        PLAN, implementations=("loop",), clauses=("SHP-1", "SHP-5"), seeds=1, group="all"
+    )
     (job,) = Campaign.of(plan).jobs()
     said = [forged(job, clause, **changes) for clause, changes in messages]
     monkeypatch.setattr(jobs, "COMMAND", saying(*BEGIN, *said))
@@ -210,8 +221,12 @@ def test_only_a_verdict_that_is_due_is_taken(
     assert {verdict["implementation"] for verdict in outcome["verdicts"]} <= {"loop"}
 
 
-@pytest.mark.parametrize("said", [None, 3, ["SHP-1"], {"verdicts": 3}, {"stops": ["SHP-1"]}, {"stops": {"X": "y"}}])
-def test_messages_of_no_known_form_are_refused(monkeypatch: pytest.MonkeyPatch, said: object) -> None:
+@pytest.mark.parametrize(
+    "said", [None, 3, ["SHP-1"], {"verdicts": 3}, {"stops": ["SHP-1"]}, {"stops": {"X": "y"}}]
+)
+def test_messages_of_no_known_form_are_refused(
+    monkeypatch: pytest.MonkeyPatch, said: object
+) -> None:
     plan = replace(PLAN, implementations=("loop",), clauses=("SHP-1",), seeds=1)
     (job,) = Campaign.of(plan).jobs()
     monkeypatch.setattr(jobs, "COMMAND", saying(*BEGIN, said))
@@ -232,13 +247,26 @@ def test_messages_without_the_token_are_refused(monkeypatch: pytest.MonkeyPatch)
 def test_killed_command_leaves_nothing_that_has_left_its_group(tmp_path: Path) -> None:
     job_of(tmp_path, "hanging")
     (tmp_path / "plan.toml").write_text(
-        'implementations = ["bad_judged.py:hanging"]\ndtypes = ["float32"]\nclauses = ["SHP-1"]\nprofile = "quick"\n'
+        'implementations = ["bad_judged.py:hanging"]\ndtypes = ["float32"]\nclauses ='
+        ' ["SHP-1"]\nprofile = "quick"\n'
     )
-    command = [sys.executable, "-m", "mha.conformance", "campaign", "run", "plan.toml", "--out", "a"]
+    command = [
+        sys.executable,
+        "-m",
+        "mha.conformance",
+        "campaign",
+        "run",
+        "plan.toml",
+        "--out",
+        "a",
+    ]
     children = tmp_path / "children"
     with subprocess.Popen(command, cwd=tmp_path) as driver:
         deadline = monotonic() + 120
-        while not (children.exists() and len(children.read_text().split()) == 3) and monotonic() < deadline:
+        while (
+            not (children.exists() and len(children.read_text().split()) == 3)
+            and monotonic() < deadline
+        ):
             sleep(0.1)
         driver.kill()
     for child in map(int, children.read_text().split()):

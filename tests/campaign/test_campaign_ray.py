@@ -1,4 +1,6 @@
-"""Campaigns on a Ray cluster of this machine; skipped where Ray is not installed: `make campaign-ray` runs them."""
+"""Campaigns on a Ray cluster of this machine; skipped where Ray is not installed: `make
+campaign-ray` runs them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_interrupted_cluster_keeps_what_is_done(tmp_path: Path) -> None:
 
 def test_crash_on_a_cluster_is_a_result(tmp_path: Path) -> None:
     (tmp_path / "killing.py").write_text(KILLING)
-    plan = replace(PLAN, implementations=(f"{tmp_path}/killing.py:dying",), clauses=("SHP-1",), seeds=1)
+    plan = replace(
+        PLAN, implementations=(f"{tmp_path}/killing.py:dying",), clauses=("SHP-1",), seeds=1
+    )
     state = run(Folder(tmp_path / "a"), plan=plan, engine="ray", address="local", workers=1)
     assert dict(state.stops) == {"its process was ended by SIGSEGV": 1}
 

@@ -88,10 +88,14 @@ def job_of(target: str) -> Job:
 
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write an implementation of many files, whose folder modules are imported from; it is the current one."""
+    """Write an implementation of many files, whose folder modules are imported from; it is the
+    current one.
+    """
     folder = tmp_path / "code"
     write(folder)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    )
     monkeypatch.chdir(folder)
     return folder
 
@@ -100,7 +104,11 @@ def test_every_file_that_is_loaded_changes_the_key_and_no_other_does(code: Path)
     before = job_of("mine.py:mine")
     assert {*before.sources} >= {*FILES} - {*UNUSED}
     assert not {*before.sources} & {*UNUSED}
-    for name, change in {"helper.py": "# changed\n", "parts/late.py": "# changed\n", "weights.bin": "2"}.items():
+    for name, change in {
+        "helper.py": "# changed\n",
+        "parts/late.py": "# changed\n",
+        "weights.bin": "2",
+    }.items():
         (code / name).write_text(FILES[name] + change)
         after = job_of("mine.py:mine")
         assert after.key != before.key
@@ -129,7 +137,9 @@ def test_what_cannot_matter_does_not_change_the_key(
     assert job_of("mine.py:mine").key == before.key
 
 
-def test_installed_packages_count_by_their_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_packages_count_by_their_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site = tmp_path / "site-packages"
     (site / "dep").mkdir(parents=True)
     (site / "dep" / "__init__.py").write_text("x = 1\n")
@@ -139,7 +149,9 @@ def test_installed_packages_count_by_their_versions(tmp_path: Path, monkeypatch:
     (info / "METADATA").write_text(metadata.format("1.0"))
     (info / "top_level.txt").write_text("dep\n")
     file = tmp_path / "uses.py"
-    file.write_text("from mha.implementations.loop import implementation\n\ndef later():\n    import dep\n")
+    file.write_text(
+        "from mha.implementations.loop import implementation\n\ndef later():\n    import dep\n"
+    )
     monkeypatch.setenv("PYTHONPATH", str(site))
     before = job_of(f"{file}:implementation")
     assert before.sources["dep"] == "1.0"
@@ -150,7 +162,9 @@ def test_installed_packages_count_by_their_versions(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
-def test_reports_that_benchmarks_keep_are_of_the_same_files(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_that_benchmarks_keep_are_of_the_same_files(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(code))
     known = {*sys.modules}
     with watching_files():
@@ -192,7 +206,9 @@ def test_results_of_earlier_files_are_named_and_not_kept(
     assert said == "3 results are of an earlier version of helper.py (mine.py:mine)"
     shown = CliRunner().invoke(app, ["campaign", "report", str(tmp_path / "a")])
     assert said in shown.output
-    with pytest.raises(ValueError, match=r"3 results are of an earlier version of helper\.py; name another folder"):
+    with pytest.raises(
+        ValueError, match=r"3 results are of an earlier version of helper\.py; name another folder"
+    ):
         run(folder, plan=plan, resume=True)
     other = Folder(tmp_path / "b")
     assert run(other, plan=plan).done == 3
@@ -201,19 +217,29 @@ def test_results_of_earlier_files_are_named_and_not_kept(
         copy.parent.mkdir(exist_ok=True)
         shutil.copy(file, copy)
     (left_out,) = campaign_report([other])[1].outdated
-    assert left_out.startswith("3 results are of an earlier version or of another plan, and left out: ")
+    assert left_out.startswith(
+        "3 results are of an earlier version or of another plan, and left out: "
+    )
 
 
 BAD = {
-    "crashes": ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "its process was ended by SIGSEGV"),
+    "crashes": (
+        "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n",
+        "its process was ended by SIGSEGV",
+    ),
     "exits": ("import os\nos._exit(0)\n", "its process exited with status 0"),
     "leaves": ("raise SystemExit(3)\n", "SystemExit"),
     "hangs": ("import time\ntime.sleep(1000)\n", "it took longer than 3 s"),
     "raises": ("raise RuntimeError('no library')\n", "RuntimeError: no library"),
-    "closes": ("import os, time\nos.closerange(3, 64)\ntime.sleep(1000)\n", "its process closed its output"),
+    "closes": (
+        "import os, time\nos.closerange(3, 64)\ntime.sleep(1000)\n",
+        "its process closed its output",
+    ),
     "claims": (
-        "class A:\n    name = 'a'\n    @property\n    def claims(self): raise RuntimeError('no claims')\n"
-        "    def build(self, *a, **k): pass\nx = A()\n",
+        (
+            "class A:\n    name = 'a'\n    @property\n    def claims(self): raise RuntimeError('no"
+            " claims')\n    def build(self, *a, **k): pass\nx = A()\n"
+        ),
         "no claims",
     ),
 }
@@ -227,7 +253,9 @@ def test_target_that_cannot_be_loaded_is_an_error_in_one_line(
     monkeypatch.setattr(targets, "PATIENCE", 3.0)
     monkeypatch.chdir(tmp_path)
     Path("bad.py").write_text(text)
-    Path("plan.toml").write_text('implementations = ["bad.py:x"]\ndtypes = ["float32"]\nclauses = ["SHP-1"]\n')
+    Path("plan.toml").write_text(
+        'implementations = ["bad.py:x"]\ndtypes = ["float32"]\nclauses = ["SHP-1"]\n'
+    )
     ended = CliRunner().invoke(app, ["campaign", "run", "plan.toml", "--out", "a"])
     assert ended.exit_code == 2, ended.output
     (line,) = " ".join(ended.output.split("\n     ")).strip().splitlines()

@@ -1,4 +1,6 @@
-"""Cases: what tensors they make, how often each corner is drawn, and that boundary cases never miss one."""
+"""Cases: what tensors they make, how often each corner is drawn, and that boundary cases never miss
+one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from hypothesis import strategies as st
 
 from mha.conformance.cases.boundary import boundary_cases, pairwise_rows, varied
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import ALL_LAYOUTS, MOST_VALUES, SIZES, TILE_EDGES, CaseSpace, Domain
+from mha.conformance.cases.domain import (
+    ALL_LAYOUTS,
+    MOST_VALUES,
+    SIZES,
+    TILE_EDGES,
+    CaseSpace,
+    Domain,
+)
 from mha.conformance.cases.mask_kinds import BOOLEAN, EMPTY, EXTENTS, FLOAT, make_mask
 from mha.conformance.cases.memory_layouts import LAYOUTS, lay_out, leaf_of
 from mha.conformance.cases.modes import MODES
@@ -31,7 +40,10 @@ from support.variants import claims_for
 
 CLAIMS = Claims(masks={"bool", "float"})
 EVERYTHING = Domain(
-    masks=("none", "all", *BOOLEAN, *FLOAT, *EMPTY), causal=(False, True), values=MOST_VALUES, layouts=ALL_LAYOUTS
+    masks=("none", "all", *BOOLEAN, *FLOAT, *EMPTY),
+    causal=(False, True),
+    values=MOST_VALUES,
+    layouts=ALL_LAYOUTS,
 )
 ALL_PROPERTIES = [prop for members in properties().values() for prop in members]
 DRAWN = 1000
@@ -68,7 +80,13 @@ def full_space(prop: Property, profile: Profile) -> CaseSpace:
     claims = claims_for(prop)
     domain = prop.within(claims, dtype)
     assert isinstance(domain, Domain)
-    return CaseSpace(domain, claims, dtype, "cpu", profile.long_rows if domain.scale == "long" else profile.longest)
+    return CaseSpace(
+        domain,
+        claims,
+        dtype,
+        "cpu",
+        profile.long_rows if domain.scale == "long" else profile.longest,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +109,12 @@ def test_drawn_cases_reach_every_corner(drawn: list[Case], what: str) -> None:
     assert sum(map(holds, drawn)) / len(drawn) >= least
 
 
-def test_drawn_integers_are_below_the_constants_of_source_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the cases of a seed would depend on what has been imported; see `strategies.integers`."""
+def test_drawn_integers_are_below_the_constants_of_source_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the cases of a seed would depend on what has been imported; see
+    `strategies.integers`.
+    """
     ranges: set[tuple[int, int]] = set()
     draw_integers = st.integers
 
@@ -105,7 +127,9 @@ def test_drawn_integers_are_below_the_constants_of_source_files(monkeypatch: pyt
         drawn_cases(full_space(prop, profile))
     integers(0, 1 << 40)
     assert len(ranges) > 10
-    assert all(-SMALLEST_CONSTANT < smallest <= largest < SMALLEST_CONSTANT for smallest, largest in ranges), ranges
+    assert all(
+        -SMALLEST_CONSTANT < smallest <= largest < SMALLEST_CONSTANT for smallest, largest in ranges
+    ), ranges
 
 
 def test_integers_cover_their_range() -> None:
@@ -139,7 +163,9 @@ def test_boundary_cases_cover_every_pair_of_levels() -> None:
 
 
 def uncovered_pairs(domain: Domain, longest: int) -> Iterator[tuple[str, Any, str, Any]]:
-    """Yield the pairs of levels that no row of a domain has, although a row with them would be small enough."""
+    """Yield the pairs of levels that no row of a domain has, although a row with them would be
+    small enough.
+    """
     levels = domain.levels(longest)
     rows = [dict(row) for row in pairwise_rows(tuple(levels.items()), domain.volume)]
     smallest = {name: min(levels[name]) for name in SIZES}
@@ -160,8 +186,12 @@ def test_every_property_covers_every_pair_that_fits() -> None:
             assert not list(uncovered_pairs(domain, 260)), prop.name
 
 
-@pytest.mark.parametrize(("dtype", "finite"), [("float32", False), ("bfloat16", True), ("float16", True)])
-def test_what_lies_around_an_input_spoils_a_sum_unless_torch_reads_it(dtype: str, finite: bool) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "finite"), [("float32", False), ("bfloat16", True), ("float16", True)]
+)
+def test_what_lies_around_an_input_spoils_a_sum_unless_torch_reads_it(
+    dtype: str, finite: bool
+) -> None:
     laid_out = lay_out("sliced", torch.ones(2, 3, 4, dtype=getattr(torch, dtype)))
     around = laid_out.as_strided((2, 5, 7), (35, 7, 1), 0)[:, 0]
     assert bool(around.isfinite().all()) is finite
@@ -203,7 +233,9 @@ def test_repr_can_be_read_back(drawn: list[Case]) -> None:
 
 
 def test_former_names_of_fields_can_be_read() -> None:
-    assert read_case("Case(L=3, regime='large', path='no_grad')") == Case(L=3, values="large", mode="no_grad")
+    assert read_case("Case(L=3, regime='large', path='no_grad')") == Case(
+        L=3, values="large", mode="no_grad"
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +263,13 @@ def test_every_mode_of_a_domain_is_known() -> None:
 
 
 def test_unclaimed_levels_are_dropped() -> None:
-    claims = Claims(masks={"bool"}, per_head_mask=False, causal=None, cross_attention=False, returns_weights=False)
+    claims = Claims(
+        masks={"bool"},
+        per_head_mask=False,
+        causal=None,
+        cross_attention=False,
+        returns_weights=False,
+    )
     domain = EVERYTHING.within(claims)
     assert isinstance(domain, Domain)
     assert not {"heads", "full", "bias", "head_bias"} & set(domain.masks)
@@ -250,14 +288,20 @@ def test_unclaimed_levels_are_dropped() -> None:
     ],
 )
 def test_a_field_without_levels_reports_the_missing_claim(domain: Domain, missing: str) -> None:
-    claims = Claims(masks={"bool"}, causal=None, cross_attention=False, returns_weights=False, bias={False})
+    claims = Claims(
+        masks={"bool"}, causal=None, cross_attention=False, returns_weights=False, bias={False}
+    )
     assert str(domain.within(claims)) == f"needs the claim {missing}"
 
 
 def test_the_nearest_claimed_level_takes_the_place_of_those_that_are_not() -> None:
     domain = Domain(masks=("items", "empty_rows", "bias"), inputs=("cross",), bias=("k",))
     claims = Claims(
-        cross_attention="memory", always_causal=True, per_query_mask=False, masks={"float"}, bias={"qk", "v", False}
+        cross_attention="memory",
+        always_causal=True,
+        per_query_mask=False,
+        masks={"float"},
+        bias={"qk", "v", False},
     )
     near = domain.within(claims)
     assert isinstance(near, Domain)
@@ -280,7 +324,13 @@ def test_a_property_that_fails_for_causal_calls_has_no_form_for_what_is_always_c
 
 
 def test_widths_that_are_not_claimed_become_the_next_that_are() -> None:
-    space = CaseSpace(Domain(), Claims(sizes=Sizes(head_dims={2, 3, 8}, head_dim_multiple=2)), "float32", "cpu", 260)
+    space = CaseSpace(
+        Domain(),
+        Claims(sizes=Sizes(head_dims={2, 3, 8}, head_dim_multiple=2)),
+        "float32",
+        "cpu",
+        260,
+    )
     assert {case.head_dim for case in boundary_cases(space)} == {2, 8}
 
 
@@ -288,7 +338,9 @@ def test_sizes_that_are_not_claimed_become_the_next_that_are() -> None:
     sizes = Sizes(n_heads={2, 8}, head_dims={64}, length_multiple=16, max_length=100)
     space = CaseSpace(Domain(), Claims(sizes=sizes), "float32", "cpu", 260)
     for case in boundary_cases(space):
-        assert not sizes.refused(n_heads=case.n_heads, head_dim=case.head_dim, lengths=(case.L, case.S)), case
+        assert not sizes.refused(
+            n_heads=case.n_heads, head_dim=case.head_dim, lengths=(case.L, case.S)
+        ), case
     assert {case.L for case in boundary_cases(space)} == {16, 32, 48, 80}
 
 
@@ -320,7 +372,9 @@ def test_leaf_has_the_layout_of_its_original(layout: str, shape: tuple[int, int,
 
 @pytest.mark.parametrize("causal", [None, "top_left", "bottom_right"])
 @pytest.mark.parametrize("kind", EXTENTS)
-def test_mask_has_the_extent_of_its_kind_and_empty_rows_only_if_named_so(kind: str, causal: str | None) -> None:
+def test_mask_has_the_extent_of_its_kind_and_empty_rows_only_if_named_so(
+    kind: str, causal: str | None
+) -> None:
     scores = (3, 2, 5, 7)
     if causal and kind == "single":
         pytest.skip("no property has causal calls with this kind")
@@ -328,7 +382,8 @@ def test_mask_has_the_extent_of_its_kind_and_empty_rows_only_if_named_so(kind: s
         mask = make_mask(kind, scores, causal, torch.Generator().manual_seed(seed))
         assert mask is not None
         assert mask.shape == tuple(
-            size if axis in EXTENTS[kind] + "S" else 1 for axis, size in zip("BHLS", scores, strict=True)
+            size if axis in EXTENTS[kind] + "S" else 1
+            for axis, size in zip("BHLS", scores, strict=True)
         )
         allowed = (mask if mask.dtype == torch.bool else mask != -torch.inf).expand(scores)
         if causal:
@@ -341,7 +396,12 @@ def test_mask_has_the_extent_of_its_kind_and_empty_rows_only_if_named_so(kind: s
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 def test_values_are_finite_in_the_dtype(values: str, dtype: str) -> None:
     problem = Case(n_heads=2, head_dim=3, B=2, L=5, S=7, dtype=dtype, values=values).problem()
-    tensors = [problem.query, problem.key, problem.value, *(tensor for _, tensor in problem.weights.named())]
+    tensors = [
+        problem.query,
+        problem.key,
+        problem.value,
+        *(tensor for _, tensor in problem.weights.named()),
+    ]
     assert all(bool(tensor.isfinite().all()) for tensor in tensors)
     assert {str(tensor.dtype) for tensor in tensors} == {f"torch.{dtype}"}
 
@@ -353,7 +413,9 @@ def test_a_few_varied_cases_have_every_level() -> None:
     assert len(few) == 6
     assert [case for case in cases if case in few] == few
     for field in ("head_dim", "n_heads", "B", "L", "mask", "causal"):
-        assert {getattr(case, field) for case in few} == {getattr(case, field) for case in cases}, field
+        assert {getattr(case, field) for case in few} == {getattr(case, field) for case in cases}, (
+            field
+        )
     assert varied(cases, len(cases)) == cases
 
 
@@ -362,7 +424,8 @@ def test_varied_cases_are_chosen_by_new_levels_then_two_news_then_order() -> Non
     two_new, nothing_new = replace(first, L=2, S=2), replace(first, seed=1)
     two_other = replace(first, L=3, S=3)
     cases = [first, nothing_new, two_new, replace(first, L=2), two_other]
-    # All levels of the first are new. Then two cases have two new levels each, of which the earlier one is chosen.
+    # All levels of the first are new. Then two cases have two new levels each, of which the earlier
+    # one is chosen.
     assert varied(cases, 1) == [first]
     assert varied(cases, 2) == [first, two_new]
     assert varied(cases, 3) == [first, two_new, two_other]
@@ -371,10 +434,14 @@ def test_varied_cases_are_chosen_by_new_levels_then_two_news_then_order() -> Non
 
 
 def test_fewer_rows_are_made_where_fewest_cases_are_tried() -> None:
-    domain = Domain(scale="wide", masks=("none", *BOOLEAN), causal=(False, True), layouts=ALL_LAYOUTS)
+    domain = Domain(
+        scale="wide", masks=("none", *BOOLEAN), causal=(False, True), layouts=ALL_LAYOUTS
+    )
     space = space_of(domain, 33)
     whole, made = boundary_cases(space), boundary_cases(space, 24)
     assert len(whole) > len(made) == 48
     few, best = varied(made, 24), varied(whole, 24)
     for field in ("head_dim", "n_heads", "B", "L", "S", "mask", "causal", "layout"):
-        assert {getattr(case, field) for case in few} == {getattr(case, field) for case in best}, field
+        assert {getattr(case, field) for case in few} == {getattr(case, field) for case in best}, (
+            field
+        )

@@ -1,4 +1,6 @@
-"""What a file may ask the judge to compute: predicates of waivers, and cases, within bounds of time and memory."""
+"""What a file may ask the judge to compute: predicates of waivers, and cases, within bounds of time
+and memory.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def test_predicate_that_may_be_costly_is_refused(what: str, tmp_path: Path) -> N
     assert len(str(raised.value)) < 400
     table = {"implementation": "x", "clause": "MSK-1", "reason": "y", "where": text}
     file = tmp_path / "w.toml"
-    file.write_text("[[waiver]]\n" + "\n".join(f"{name} = {json.dumps(value)}" for name, value in table.items()))
+    file.write_text(
+        "[[waiver]]\n" + "\n".join(f"{name} = {json.dumps(value)}" for name, value in table.items())
+    )
     with pytest.raises(WaiverError, match="waiver 1: where: ") as raised:
         read_waivers(file)
     assert str(raised.value).startswith(str(file))
@@ -151,19 +155,27 @@ def test_case_that_would_take_all_of_a_machine_is_refused(
 
 
 def test_case_of_grouped_heads_and_long_rows_is_read() -> None:
-    for case in (Case(n_heads=4, n_kv_heads=2), Case(L=33, S=65536, n_heads=3, B=2), Case(L=0, S=0), Case(bias="qvo")):
+    for case in (
+        Case(n_heads=4, n_kv_heads=2),
+        Case(L=33, S=65536, n_heads=3, B=2),
+        Case(L=0, S=0),
+        Case(bias="qvo"),
+    ):
         assert read_case(repr(case)) == case
 
 
 NOTED = (
-    "import sys\nprint('imported', file=sys.stderr, flush=True)\nfrom mha.implementations.loop import implementation\n"
+    "import sys\nprint('imported', file=sys.stderr, flush=True)\nfrom mha.implementations.loop"
+    " import implementation\n"
 )
 
 
 def replayed(folder: Path, *arguments: str) -> tuple[list[str], str]:
     """Run `mha replay` as a process of its own; return its errors, in lines, and its output."""
     command = [sys.executable, "-m", "mha.conformance", "replay", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+    )
     assert "Traceback" not in done.stderr
     return done.stderr.splitlines(), done.stdout
 
@@ -176,20 +188,29 @@ def test_replay_says_what_a_report_from_elsewhere_lets_it_import(tmp_path: Path)
     for name in ("r.json", ".mha/last.json"):
         (tmp_path / name).write_text(text)
         errors, output = replayed(tmp_path, name)
-        assert errors[:2] == [f"{name} names x.py:implementation; it is imported and run now", "imported"]
+        assert errors[:2] == [
+            f"{name} names x.py:implementation; it is imported and run now",
+            "imported",
+        ]
         assert output.count("MSK-") == 2
     errors, _ = replayed(tmp_path, "r.json", "--impl", "x.py:implementation")
     assert errors == ["imported"]
 
 
-def test_replay_of_the_last_run_of_this_folder_needs_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_of_the_last_run_of_this_folder_needs_no_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     faulty = "mha.conformance.faults.mask_edges:faulty_FiniteFill"
-    status, output = run("check", faulty, "--clause", "MSK-8", "--dtype", "float32", "--profile", "quick")
+    status, output = run(
+        "check", faulty, "--clause", "MSK-8", "--dtype", "float32", "--profile", "quick"
+    )
     assert status == 1, output
     assert "imported" not in run("replay")[1]
     Path("copy.json").write_bytes(Path(".mha/last.json").read_bytes())
-    assert f"copy.json names {faulty}; it is imported and run now\n" in run("replay", "copy.json")[1]
+    assert (
+        f"copy.json names {faulty}; it is imported and run now\n" in run("replay", "copy.json")[1]
+    )
 
 
 @pytest.mark.parametrize("place", ["../elsewhere.toml", "link.toml"])

@@ -30,7 +30,9 @@ def judge_quickly(resolved: Resolved, *_: Any) -> Report:
     """Take the place of the judge: `loop` fails."""
     name = resolved.implementation.name
     verdicts = (verdict(name, "MSK-1", "fail" if name == "loop" else "pass"),)
-    return Report(verdicts=verdicts, profile="quick", seed=0, versions={}, targets={name: resolved.target})
+    return Report(
+        verdicts=verdicts, profile="quick", seed=0, versions={}, targets={name: resolved.target}
+    )
 
 
 @pytest.fixture
@@ -41,7 +43,9 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(bench, "DEFAULT_SHAPES", ("encoder",))
     monkeypatch.setattr(bench, "SWEEP", (8, 16))
     monkeypatch.setattr(bench, "judge_quickly", judge_quickly)
-    monkeypatch.setattr(compare, "TOLERANCE", float("inf"))  # a busy machine times such small workloads badly
+    monkeypatch.setattr(
+        compare, "TOLERANCE", float("inf")
+    )  # a busy machine times such small workloads badly
     before = torch.get_num_threads()
     yield
     assert torch.get_num_threads() == before
@@ -68,7 +72,20 @@ def test_verdicts_are_kept_until_a_source_changes(
 
 @pytest.mark.usefixtures("small")
 def test_table_and_files_have_the_same_results() -> None:
-    arguments = ["bench", "sdpa", "flex", "loop", "--rounds", "6", "--threads", "1", "--to", "t.json", "--to", "t.html"]
+    arguments = [
+        "bench",
+        "sdpa",
+        "flex",
+        "loop",
+        "--rounds",
+        "6",
+        "--threads",
+        "1",
+        "--to",
+        "t.json",
+        "--to",
+        "t.html",
+    ]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 1, done.output
     reason = "it does not conform (MSK-1); see mha check loop --dtype float32 --device cpu"
@@ -76,7 +93,9 @@ def test_table_and_files_have_the_same_results() -> None:
     assert "encoder, inference, float32 on cpu, 1 thread\n" in done.output
     assert "flex                     not timed: it does not claim gradients" in done.output
     rows = json.loads(Path("t.json").read_text())
-    assert [(row["implementation"], row["workload"]["training"], row["skip_reason"]) for row in rows] == [
+    assert [
+        (row["implementation"], row["workload"]["training"], row["skip_reason"]) for row in rows
+    ] == [
         ("sdpa", False, ""),
         ("flex", False, ""),
         ("flex", True, "it does not claim gradients"),
@@ -98,7 +117,18 @@ def test_claims_that_are_missing_are_not_an_error() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_sweep_is_drawn() -> None:
-    arguments = ["bench", "sdpa", "minimal", "--sweep", "--rounds", "6", "--to", "s.svg", "--to", "s.html"]
+    arguments = [
+        "bench",
+        "sdpa",
+        "minimal",
+        "--sweep",
+        "--rounds",
+        "6",
+        "--to",
+        "s.svg",
+        "--to",
+        "s.html",
+    ]
     swept = CliRunner().invoke(app, arguments)
     assert swept.exit_code == 0, swept.output
     assert Path("s.svg").read_text().strip() in Path("s.html").read_text()
@@ -110,7 +140,10 @@ FILE_NAME = "--to takes a file name that ends in .html, .json or .svg, in an exi
 BAD_INPUT = {
     "an unknown shape": (("--shape", "decoder"), "unknown shape 'decoder'; did you mean encoder?"),
     "an unknown target": (("no_such",), "'no_such'"),
-    "two implementations with one name": (("test_bench:twin",), "two implementations are named 'sdpa'"),
+    "two implementations with one name": (
+        ("test_bench:twin",),
+        "two implementations are named 'sdpa'",
+    ),
     "an unknown dtype": (("--dtype", "float8"), "unknown dtype 'float8'"),
     "an unknown format": (("--to", "t.pdf"), FILE_NAME),
     "a missing folder": (("--to", "no/t.svg"), FILE_NAME),

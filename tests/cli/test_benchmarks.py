@@ -1,4 +1,6 @@
-"""Benchmarks under pytest: they time conforming implementations only, check each result, and run only if asked for."""
+"""Benchmarks under pytest: they time conforming implementations only, check each result, and run
+only if asked for.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,11 @@ class Recorder:
 
 
 def speed_of(
-    implementation: Any, shape: str = "token", mode: str = "inference", dtype: str = "float32", threads: int = 1
+    implementation: Any,
+    shape: str = "token",
+    mode: str = "inference",
+    dtype: str = "float32",
+    threads: int = 1,
 ) -> Recorder:
     """Run one benchmark, and return what it recorded."""
     recorder, chosen = Recorder(), SimpleNamespace(settings=Settings(profile="quick"))
@@ -75,13 +81,20 @@ def speed_of(
 
 def test_benchmarks_are_collected_only_if_asked_for() -> None:
     collected = run("--benchmark-only", "--collect-only", "-q", "--mha-impl", "sdpa", env=ALONE)
-    assert "benchmarks.py::test_speed[float32-cpu-encoder-inference-one_thread-sdpa]" in collected.stdout
-    assert "benchmarks.py::test_speed[float32-cpu-huge-training-one_thread-sdpa]" in collected.stdout
+    assert (
+        "benchmarks.py::test_speed[float32-cpu-encoder-inference-one_thread-sdpa]"
+        in collected.stdout
+    )
+    assert (
+        "benchmarks.py::test_speed[float32-cpu-huge-training-one_thread-sdpa]" in collected.stdout
+    )
     assert "contract[" not in collected.stdout
     plain = run("--collect-only", "-q", "--mha-impl", "sdpa")
     assert "contract[sdpa-cpu-float32-MSK-1]" in plain.stdout
     assert "test_speed" not in plain.stdout
-    named = run_module("pytest", "conformance/pytest_plugin/benchmarks.py", "--mha-impl", "sdpa", cwd=CHECKOUT)
+    named = run_module(
+        "pytest", "conformance/pytest_plugin/benchmarks.py", "--mha-impl", "sdpa", cwd=CHECKOUT
+    )
     assert named.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
@@ -133,7 +146,9 @@ def test_conforming_implementation_is_timed_with_its_peak_memory(
         ("NotScaled", "encoder", "inference", "float32", "it claims a scale"),
     ],
 )
-def test_unclaimed_workload_is_not_timed(name: str, shape: str, mode: str, dtype: str, reason: str) -> None:
+def test_unclaimed_workload_is_not_timed(
+    name: str, shape: str, mode: str, dtype: str, reason: str
+) -> None:
     not_scaled = faults.implementation_of(variants.NotScaled, Claims(scale=1.0))
     own = {"Correct": faults.correct, "NotScaled": not_scaled}
     implementation = own[name] if name in own else resolve(name)[0].implementation
@@ -180,7 +195,9 @@ def test_peak_memory_is_the_most_held_at_once() -> None:
     assert peak_memory(doubled_twice, "cpu") == pytest.approx(2 * 4 * (1 << 18), rel=1e-3)
 
 
-def test_memory_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_limit_of_a_container_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = [tmp_path / name for name in ("memory.max", "memory.limit_in_bytes")]
     monkeypatch.setattr(memory, "LIMITS", [str(file) for file in files])
     total = memory_limit("cpu")

@@ -54,7 +54,11 @@ def judge_only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make a run without `--clause` judge these clauses only."""
 
     def only(*clauses: str) -> None:
-        some = {clause: members for clause, members in settings.properties().items() if clause in clauses}
+        some = {
+            clause: members
+            for clause, members in settings.properties().items()
+            if clause in clauses
+        }
         monkeypatch.setattr(settings, "properties", lambda: some)
 
     return only
@@ -78,7 +82,9 @@ def test_plain_class_is_inferred_and_judged() -> None:
 
 
 def test_what_was_inferred_from_a_function_is_said_to_be(tmp_path: Path) -> None:
-    (tmp_path / "kernels.py").write_text("from torch.nn.functional import scaled_dot_product_attention\n" + KERNEL)
+    (tmp_path / "kernels.py").write_text(
+        "from torch.nn.functional import scaled_dot_product_attention\n" + KERNEL
+    )
     _, output = run(f"{tmp_path / 'kernels.py'}:attend", "--clause", "SHP-1", "--dtype", "float32")
     assert "attend, as inferred from the function:\n\n" in output
 
@@ -97,22 +103,30 @@ def test_script_of_an_inferred_class_runs_alone_and_fails() -> None:
         exec(compile(script, "script", "exec"), {})
 
 
-def test_each_failure_is_a_line_unless_a_clause_is_asked_for(judge_only: Callable[..., None]) -> None:
+def test_each_failure_is_a_line_unless_a_clause_is_asked_for(
+    judge_only: Callable[..., None],
+) -> None:
     judge_only("SHP-1", "MSK-1")
     status, output = run(PLAIN, "sdpa", "--dtype", "float32")
     assert status == 1
     assert re.search(
-        r"\n\nWrong answers:\nfail            MSK-1   float32: masked scores get a finite number, which is not low "
+        r"\n\nWrong answers:\nfail            MSK-1   float32: masked scores get a finite number,"
+        r" which is not low "
         r"enough\n +MSK-1: output\[",
         output,
     )
     assert "mha show MSK-1" in output
-    assert "\n\nChecking sdpa on cpu in float32 (profile default, seed 0)\n\n    judged: 2 clauses on " in output
+    assert (
+        "\n\nChecking sdpa on cpu in float32 (profile default, seed 0)\n\n    judged: 2 clauses on "
+        in output
+    )
     assert "\n\nsdpa: CONFORMS: all 2 answers right." in output
     assert "pass            " not in output
 
 
-def test_wrong_answers_come_first_and_are_suggested_for_a_closer_look(judge_only: Callable[..., None]) -> None:
+def test_wrong_answers_come_first_and_are_suggested_for_a_closer_look(
+    judge_only: Callable[..., None],
+) -> None:
     judge_only("SHP-8", "NUM-1")
     output = run("mha.conformance.faults.tutorials:einops", "--dtype", "float32")[1]
     assert output.index("\nfail            NUM-1") < output.index("\nunmet SHOULD    SHP-8")
@@ -125,7 +139,10 @@ def test_last_line_is_the_verdict(judge_only: Callable[..., None]) -> None:
     assert status == 1
     assert "\n    judged: 6 of 8 clauses on " in output
     assert "\n    not judged: dropout (1), decodes (1)\n" in output
-    assert "with a script that reproduces it: mha show MSK-1\n\nMultiHeadAttention: DOES NOT CONFORM: " in output
+    assert (
+        "with a script that reproduces it: mha show MSK-1\n\nMultiHeadAttention: DOES NOT CONFORM: "
+        in output
+    )
     accepts = "a `d_model` that `n_heads` does not divide, at construction (CFG-2)"
     cause = "masked scores get a finite number, which is not low enough"
     said = f"1 of 2 answers is wrong (MSK-1): {cause}. Accepts invalid input: {accepts}."
@@ -136,12 +153,17 @@ def test_unclaimed_dtype_is_reported(empty_folder: Path) -> None:
     (empty_folder / "declared.py").write_text(DECLARED, encoding="utf-8")
     status, output = run("declared.py:implementation", "--dtype", "float16", "--clause", "SHP-1")
     assert status == 2
-    assert "not claimed     SHP-1   float16: float16 on cpu is not claimed; claimed: float32, float64" in output
+    assert (
+        "not claimed     SHP-1   float16: float16 on cpu is not claimed; claimed: float32, float64"
+        in output
+    )
     assert "MultiHeadAttention: NOTHING WAS JUDGED: float16 on cpu is not claimed" in output
 
 
 def test_run_stops_at_the_first_failure_or_after_a_time(judge_only: Callable[..., None]) -> None:
-    judge_only("SHP-1", "MSK-1", "MSK-5")  # not NUM-1, which has several threads: the forks of a test lack these
+    judge_only(
+        "SHP-1", "MSK-1", "MSK-5"
+    )  # not NUM-1, which has several threads: the forks of a test lack these
     status, output = run(PLAIN, "--dtype", "float32", "--profile", "quick", "--exitfirst")
     assert status == 1
     assert "INCOMPLETE, so far: DOES NOT CONFORM" in output
@@ -173,7 +195,9 @@ implementation = Hangs()
 """
 
 
-def test_run_that_hangs_is_stopped_after_its_time(judge_only: Callable[..., None], empty_folder: Path) -> None:
+def test_run_that_hangs_is_stopped_after_its_time(
+    judge_only: Callable[..., None], empty_folder: Path
+) -> None:
     judge_only("SHP-1", "SHP-5", "MSK-1")
     (empty_folder / "hangs.py").write_text(HANGS)
     options = "--dtype", "float32", "--profile", "quick"
@@ -183,11 +207,15 @@ def test_run_that_hangs_is_stopped_after_its_time(judge_only: Callable[..., None
     assert [each.clause for each in read(LAST).verdicts] == ["SHP-1"]
 
 
-def test_call_that_does_not_return_fails_its_clause(judge_only: Callable[..., None], empty_folder: Path) -> None:
+def test_call_that_does_not_return_fails_its_clause(
+    judge_only: Callable[..., None], empty_folder: Path
+) -> None:
     judge_only("SHP-1", "SHP-5", "MSK-1")
     (empty_folder / "hangs.py").write_text(HANGS)
     (empty_folder / "pyproject.toml").write_text("[tool.mha]\ncall_timeout = 2\n")
-    status, output = run("hangs.py:implementation", "--dtype", "float32", "--profile", "quick", "--strict")
+    status, output = run(
+        "hangs.py:implementation", "--dtype", "float32", "--profile", "quick", "--strict"
+    )
     assert status == 1
     reason = "a call did not return within 2 s (call_timeout = 2), in hang (hangs.py, line 14)"
     assert f"judging did not end: {reason}" in " ".join(output.split())
@@ -214,7 +242,9 @@ def test_report_is_printed_as_json_beside_the_text(empty_folder: Path) -> None:
     assert len(read(empty_folder / "r.json").verdicts) == 2
     status, output = run(*arguments[1:], "r.txt")
     assert status == 2
-    assert output == "mha: --json takes - or a file name that ends in .json, but was given 'r.txt'\n"
+    assert (
+        output == "mha: --json takes - or a file name that ends in .json, but was given 'r.txt'\n"
+    )
 
 
 def test_shells_complete_clauses_names_and_files() -> None:
@@ -226,7 +256,9 @@ def test_shells_complete_clauses_names_and_files() -> None:
 def test_progress_is_shown_on_a_terminal_and_erased() -> None:
     file = io.StringIO()
     verdicts = [verdict("x", "SHP-1"), verdict("x", "MSK-1", "fail")]
-    with progress_bar(Console(file=file, force_terminal=True, width=80), ["SHP-1", "MSK-1", ""]) as bar:
+    with progress_bar(
+        Console(file=file, force_terminal=True, width=80), ["SHP-1", "MSK-1", ""]
+    ) as bar:
         for count in (1, 2):
             advance(bar, verdicts[:count], ["SHP-1", "MSK-1", ""][count])
             bar.refresh()
@@ -238,7 +270,10 @@ def test_progress_is_shown_on_a_terminal_and_erased() -> None:
 
 def test_lines_name_the_device_unless_it_is_the_cpu() -> None:
     assert line(verdict("x", "SHP-1")) == "pass            SHP-1   float32: 40 cases"
-    assert line(verdict("x", "SHP-1", device="cuda")) == "pass            SHP-1   float32 on cuda: 40 cases"
+    assert (
+        line(verdict("x", "SHP-1", device="cuda"))
+        == "pass            SHP-1   float32 on cuda: 40 cases"
+    )
 
 
 def test_paragraphs_are_separated_by_one_blank_line() -> None:
@@ -249,8 +284,10 @@ def test_paragraphs_are_separated_by_one_blank_line() -> None:
     printer.paragraph("a paragraph")
     printer.paragraph("another one")
     printer.line("a line")
-    assert file.getvalue() == (
-        "[bold]a line that is never broken nor styled\na line\n\na paragraph\n\nanother one\n\na line\n"
+    assert (
+        file.getvalue()
+        == "[bold]a line that is never broken nor styled\na line\n\na paragraph\n\nanother one\n\na"
+        " line\n"
     )
 
 
@@ -263,35 +300,57 @@ def test_status_of_a_conforming_implementation_is_0() -> None:
 BAD_INPUT = {
     "an unknown name": (("nobody",), "no implementation is registered as 'nobody'"),
     "a missing file": (("nowhere.py:Class",), "there is no file 'nowhere.py'"),
-    "a file that does not import": (("{broken}:Class",), "cannot be run: ZeroDivisionError: division by zero"),
+    "a file that does not import": (
+        ("{broken}:Class",),
+        "cannot be run: ZeroDivisionError: division by zero",
+    ),
     "a class that needs more": (("{needs}:Needs",), "its constructor requires rank"),
     "a forward that raises": (("{raises}:Raises",), "RuntimeError: never here"),
     "a class without forward": (("{nothing}:Nothing",), "Nothing does not define forward"),
     "a number": (("{number}:NUMBER",), "is of type int"),
     "two projections for one": (("{twice}:Twice",), "query and q_proj both look like w_q"),
-    "an unknown clause": (("sdpa", "--clause", "MSK-99"), "unknown clause 'MSK-99'; did you mean MSK-9"),
+    "an unknown clause": (
+        ("sdpa", "--clause", "MSK-99"),
+        "unknown clause 'MSK-99'; did you mean MSK-9",
+    ),
     "an unknown dtype": (("sdpa", "--dtype", "float8"), "unknown dtype 'float8'"),
     "an unknown device": (("sdpa", "--device", "tpu"), "unknown device 'tpu'"),
-    "an unknown profile": (("sdpa", "--profile", "fast"), "unknown profile 'fast'; known: quick, default, thorough"),
+    "an unknown profile": (
+        ("sdpa", "--profile", "fast"),
+        "unknown profile 'fast'; known: quick, default, thorough",
+    ),
 }
 HEAD = "from torch import nn\nNUMBER = 3\n"
 INIT = "    def __init__(self, d_model, n_heads{more}):\n        super().__init__()\n"
-LAYERS = "        self.q_proj, self.k, self.v, self.o{more} = (nn.Linear(d_model, d_model) for _ in range({count}))\n"
+LAYERS = (
+    "        self.q_proj, self.k, self.v, self.o{more} = (nn.Linear(d_model, d_model) for _ in"
+    " range({count}))\n"
+)
 FILES = {
     "broken": "1 / 0\n",
     "number": HEAD,
-    "nothing": HEAD + "class Nothing(nn.Module):\n" + INIT.format(more="") + LAYERS.format(more="", count=4),
+    "nothing": (
+        HEAD
+        + "class Nothing(nn.Module):\n"
+        + INIT.format(more="")
+        + LAYERS.format(more="", count=4)
+    ),
     "needs": HEAD + "class Needs(nn.Module):\n" + INIT.format(more=", rank"),
-    "raises": HEAD
-    + "class Raises(nn.Module):\n"
-    + INIT.format(more="")
-    + LAYERS.format(more="", count=4)
-    + "    def forward(self, query, key, value, mask=None):\n        raise RuntimeError('never here')\n",
-    "twice": HEAD
-    + "class Twice(nn.Module):\n"
-    + INIT.format(more="")
-    + LAYERS.format(more=", self.query", count=5)
-    + "    def forward(self, x):\n        return x\n",
+    "raises": (
+        HEAD
+        + "class Raises(nn.Module):\n"
+        + INIT.format(more="")
+        + LAYERS.format(more="", count=4)
+        + "    def forward(self, query, key, value, mask=None):\n        raise RuntimeError('never"
+        " here')\n"
+    ),
+    "twice": (
+        HEAD
+        + "class Twice(nn.Module):\n"
+        + INIT.format(more="")
+        + LAYERS.format(more=", self.query", count=5)
+        + "    def forward(self, x):\n        return x\n"
+    ),
 }
 
 

@@ -20,8 +20,21 @@ from mha.conformance.properties.source_index import listing
 from mha.conformance.reports import files
 from mha.spec import CLAUSES
 
-VERBS = ("spec", "check", "report", "replay", "show", "waive", "bench", "list", "init", "faults", "campaign")
-# Slow to import, and not needed to print help or a clause. Recent versions of typer import pydantic.
+VERBS = (
+    "spec",
+    "check",
+    "report",
+    "replay",
+    "show",
+    "waive",
+    "bench",
+    "list",
+    "init",
+    "faults",
+    "campaign",
+)
+# Slow to import, and not needed to print help or a clause. Recent versions of typer import
+# pydantic.
 SLOW = ("torch", "numpy", "rich", "jinja2", "hypothesis", "pytest", "einops")
 RECORDS_IMPORTS = f"""
 import atexit, sys
@@ -35,7 +48,9 @@ main()
 def run(*command: str, width: int = 80) -> subprocess.CompletedProcess[str]:
     """Run Python with these arguments, on a terminal of this many columns."""
     environment = os.environ | {"COLUMNS": str(width)}
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, env=environment)
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=60, env=environment
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +68,9 @@ def run(*command: str, width: int = 80) -> subprocess.CompletedProcess[str]:
         (["waive", "MSK-8"], 2, "Missing option '--reason'"),
     ],
 )
-def test_text_and_usage_errors_need_no_slow_import(arguments: list[str], status: int, text: str) -> None:
+def test_text_and_usage_errors_need_no_slow_import(
+    arguments: list[str], status: int, text: str
+) -> None:
     done = run("-c", RECORDS_IMPORTS, *arguments)
     assert done.returncode == status, done.stderr
     assert text in done.stdout + done.stderr
@@ -62,7 +79,9 @@ def test_text_and_usage_errors_need_no_slow_import(arguments: list[str], status:
 
 
 def test_flag_that_is_read_as_text_prints_no_version() -> None:
-    """As typer 0.12 does with click 8.3 and later, for each command: exit status 0, and nothing judged."""
+    """As typer 0.12 does with click 8.3 and later, for each command: exit status 0, and nothing
+    judged.
+    """
     print_version: Any = app._print_version
     with pytest.raises(typer.Exit) as end:
         print_version("False")
@@ -121,7 +140,14 @@ def test_help_fits_a_screen_and_has_an_example(verb: str) -> None:
 
 def test_help_names_every_verb() -> None:
     commands = run("-m", "mha.conformance", "--help").stdout.partition("Commands:")[2]
-    assert tuple(line.split()[0] for line in commands.splitlines() if line.startswith("  ") and line[2] != "E") == VERBS
+    assert (
+        tuple(
+            line.split()[0]
+            for line in commands.splitlines()
+            if line.startswith("  ") and line[2] != "E"
+        )
+        == VERBS
+    )
 
 
 def test_default_report_is_the_last_run() -> None:
@@ -130,7 +156,10 @@ def test_default_report_is_the_last_run() -> None:
 
 def test_listing_agrees_with_the_registry() -> None:
     listed = {
-        clause: [(each.name, each.number, each.level or CLAUSES[clause].level, each.module) for each in members]
+        clause: [
+            (each.name, each.number, each.level or CLAUSES[clause].level, each.module)
+            for each in members
+        ]
         for clause, members in listing().items()
     }
     assert listed == {

@@ -33,7 +33,9 @@ def essence(verdict: Verdict) -> tuple[object, ...]:
     )
 
 
-def test_every_front_end_gives_the_same_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_front_end_gives_the_same_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "pytest.json"
     done = run("-k", "MSK-8 or SHP-1", "--mha-impl", "torch_mha", "--mha-report", str(file))
     assert done.returncode == 0, done.stdout
@@ -45,25 +47,37 @@ def test_every_front_end_gives_the_same_verdicts(tmp_path: Path, monkeypatch: py
         Report.from_json(Path("mha.json").read_text()),
         Report.from_json(file.read_text()),
     ]
-    called, command, plugin = ([essence(verdict) for verdict in report.verdicts] for report in reports)
+    called, command, plugin = (
+        [essence(verdict) for verdict in report.verdicts] for report in reports
+    )
     assert called == command == plugin
     assert [verdict.status for verdict in reports[0].verdicts] == ["pass", "waived"] * 2
-    assert {(report.profile, report.seed, report.conforms) for report in reports} == {("default", 0, True)}
+    assert {(report.profile, report.seed, report.conforms) for report in reports} == {
+        ("default", 0, True)
+    }
 
 
 def test_clauses_are_parameters_of_a_test_in_the_order_of_the_contract(faulty: str) -> None:
-    mark = parametrize_with_clauses(faulty, "quick", clauses=["MSK-8", "SHP-1"], dtypes=torch.float32)
+    mark = parametrize_with_clauses(
+        faulty, "quick", clauses=["MSK-8", "SHP-1"], dtypes=torch.float32
+    )
     name, (shapes, empty_rows) = mark.args
     assert name == "check_clause"
     assert mark.kwargs["ids"] == ["FiniteFill-cpu-float32-SHP-1", "FiniteFill-cpu-float32-MSK-8"]
     shapes()
-    with pytest.raises(pytest.fail.Exception, match=r"MSK-8 \(MUST\): Empty rows follow one declared policy"):
+    with pytest.raises(
+        pytest.fail.Exception, match=r"MSK-8 \(MUST\): Empty rows follow one declared policy"
+    ):
         empty_rows()
 
 
 NOT_JUDGED = {
     "several": ("all", {}, "'all' names 1[0-9] implementations; name one of them"),
-    "an instance": (torch.nn.Linear(2, 2), {}, "name the class Linear instead, because it is built in many sizes"),
+    "an instance": (
+        torch.nn.Linear(2, 2),
+        {},
+        "name the class Linear instead, because it is built in many sizes",
+    ),
     "a number of clauses": ("loop", {"clauses": 8}, "expected a name, or several, but got 8"),
     "an unknown family": ("loop", {"clauses": "MASK"}, "unknown clause 'MASK'; did you mean MSK"),
 }
@@ -106,17 +120,25 @@ def faulty(tmp_path: Path) -> str:
     return f"{path}:implementation"
 
 
-def test_failure_is_described_once_and_the_verdict_is_last_in_ci(faulty: str, tmp_path: Path) -> None:
+def test_failure_is_described_once_and_the_verdict_is_last_in_ci(
+    faulty: str, tmp_path: Path
+) -> None:
     step = {"CI": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "step.md")}
     done = run("-k", "MSK-8", "--mha-impl", faulty, *QUICK, "-n", "1", env=os.environ | step)
     assert done.returncode == 1
     assert done.stdout.count("To reproduce it without the judge") == 1
-    assert "cpu-float32-MSK-8] - a query without an allowed key attends to all keys equally" in done.stdout
+    assert (
+        "cpu-float32-MSK-8] - a query without an allowed key attends to all keys equally"
+        in done.stdout
+    )
     last = " ".join(line.strip() for line in done.stdout.splitlines()[-3:-1])
     assert last.startswith(
-        "FiniteFill: DOES NOT CONFORM: 1 of 1 answers is wrong (MSK-8): a query without an allowed key"
+        "FiniteFill: DOES NOT CONFORM: 1 of 1 answers is wrong (MSK-8): a query without an"
+        " allowed key"
     )
-    assert (tmp_path / "step.md").read_text().count("## Multi-head attention conformance report") == 1
+    assert (tmp_path / "step.md").read_text().count(
+        "## Multi-head attention conformance report"
+    ) == 1
     assert "case       Case(mask='empty_rows')" in done.stdout
     assert "FiniteFill: DOES NOT CONFORM: 1 of 1 answers is wrong" in done.stdout
     assert "Traceback" not in done.stdout
@@ -132,28 +154,47 @@ def test_script_of_a_failure_runs_alone_and_fails(faulty: str, tmp_path: Path) -
     alone = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
     assert alone.returncode == 1
     assert "AssertionError" in alone.stderr
-    (tmp_path / "my_attention.py").write_text("from mha.conformance.faults.base import correct as implementation\n")
+    (tmp_path / "my_attention.py").write_text(
+        "from mha.conformance.faults.base import correct as implementation\n"
+    )
     script.write_text(script.read_text().replace(imported, "from my_attention import"))
-    corrected = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    corrected = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert corrected.returncode == 0, corrected.stderr
 
 
 A_CLASS = "mha.spec:Config"
 BAD_INPUT = {
-    "an unknown implementation": (("--mha-impl", "nonsense"), "no implementation is registered as 'nonsense'"),
+    "an unknown implementation": (
+        ("--mha-impl", "nonsense"),
+        "no implementation is registered as 'nonsense'",
+    ),
     "not an implementation": (("--mha-impl", A_CLASS), "is a class"),
     "a missing file": (("--mha-impl", "nowhere.py:thing"), "there is no file 'nowhere.py'"),
     "an empty name": (("--mha-impl", ""), "--mha-impl is empty"),
-    "an unknown profile": (("--mha-profile", "slow"), "unknown profile 'slow'; known: quick, default, thorough"),
+    "an unknown profile": (
+        ("--mha-profile", "slow"),
+        "unknown profile 'slow'; known: quick, default, thorough",
+    ),
     "an unknown dtype": (("--mha-dtype", "float8"), "unknown dtype 'float8'"),
-    "an unknown device": (("--mha-device", "tpu"), "unknown device 'tpu'; did you mean cpu? Known: cpu, cuda"),
+    "an unknown device": (
+        ("--mha-device", "tpu"),
+        "unknown device 'tpu'; did you mean cpu? Known: cpu, cuda",
+    ),
     "a seed that is not a number": (("--mha-seed", "three"), "--mha-seed must be a whole number"),
     "a report in an unknown format": (
         ("--mha-report", "report.doc"),
         "--mha-report takes a file name that ends in .html, .json or .md",
     ),
-    "a report in a missing folder": (("--mha-report", "no/such/report.json"), "there is no folder 'no/such'"),
-    "a missing waiver file": (("--mha-waivers", "nowhere.toml"), "the waiver file 'nowhere.toml' cannot be read"),
+    "a report in a missing folder": (
+        ("--mha-report", "no/such/report.json"),
+        "there is no folder 'no/such'",
+    ),
+    "a missing waiver file": (
+        ("--mha-waivers", "nowhere.toml"),
+        "the waiver file 'nowhere.toml' cannot be read",
+    ),
 }
 
 
@@ -171,7 +212,9 @@ def test_bad_input_gets_one_line_and_status_2(what: str) -> None:
 
 
 def test_unrelated_run_does_not_import_torch(tmp_path: Path) -> None:
-    (tmp_path / "test_other.py").write_text("import sys\n\ndef test_other(): assert 'torch' not in sys.modules\n")
+    (tmp_path / "test_other.py").write_text(
+        "import sys\n\ndef test_other(): assert 'torch' not in sys.modules\n"
+    )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_other.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
@@ -215,7 +258,9 @@ def test_last_lines_say_why_the_judge_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_properties_of_a_verdict_are_single_in_junit_xml(faulty: str, workers: str, tmp_path: Path) -> None:
+def test_properties_of_a_verdict_are_single_in_junit_xml(
+    faulty: str, workers: str, tmp_path: Path
+) -> None:
     file = tmp_path / "junit.xml"
     options = ("--mha-impl", faulty, *QUICK, "-n", workers, "--junitxml", str(file))
     assert run("-k", "MSK-8 or SHP-1 or GQA-1", *options).returncode == 1
@@ -224,7 +269,10 @@ def test_properties_of_a_verdict_are_single_in_junit_xml(faulty: str, workers: s
         own = {each.attrib["name"]: each.attrib["value"] for each in case.iter("property")}
         found[own["mha.clause"]] = own
     failed = found["MSK-8"]
-    assert {name: failed[f"mha.{name}"] for name in ("implementation", "level", "dtype", "device", "status")} == {
+    assert {
+        name: failed[f"mha.{name}"]
+        for name in ("implementation", "level", "dtype", "device", "status")
+    } == {
         "implementation": "FiniteFill",
         "level": "MUST",
         "dtype": "float32",
@@ -232,14 +280,18 @@ def test_properties_of_a_verdict_are_single_in_junit_xml(faulty: str, workers: s
         "status": "fail",
     }
     assert (failed["mha.case"], failed["mha.required"]) == ("Case(mask='empty_rows')", "true")
-    assert failed["mha.diagnosis"].startswith("a query without an allowed key attends to all keys equally")
+    assert failed["mha.diagnosis"].startswith(
+        "a query without an allowed key attends to all keys equally"
+    )
     assert (found["SHP-1"]["mha.status"], found["GQA-1"]["mha.status"]) == ("pass", "not_claimed")
     assert "mha.case" not in found["SHP-1"]
     assert all("{" not in value for own in found.values() for value in own.values())
 
 
 @pytest.mark.slow
-def test_any_number_of_workers_gives_the_same_report_in_the_order_of_the_contract(tmp_path: Path) -> None:
+def test_any_number_of_workers_gives_the_same_report_in_the_order_of_the_contract(
+    tmp_path: Path,
+) -> None:
     texts, summaries = [], []
     for workers in ("0", "2"):
         file = tmp_path / f"{workers}.json"
@@ -254,15 +306,21 @@ def test_any_number_of_workers_gives_the_same_report_in_the_order_of_the_contrac
     report = texts[0]
     assert report["conforms"]
     assert not report["incomplete"]
-    assert [verdict["implementation"] for verdict in report["verdicts"]] == ["sdpa"] * 3 + ["loop"] * 3
+    assert [verdict["implementation"] for verdict in report["verdicts"]] == ["sdpa"] * 3 + [
+        "loop"
+    ] * 3
     assert [verdict["clause"] for verdict in report["verdicts"]] == ["CFG-2", "SHP-1", "MSK-1"] * 2
 
 
 def test_run_that_stops_at_the_first_failure_is_incomplete(faulty: str, tmp_path: Path) -> None:
     file = tmp_path / "report.json"
-    done = run("-x", "-k", "MSK-8 or MSK-9", "--mha-impl", faulty, "--mha-report", str(file), *QUICK)
+    done = run(
+        "-x", "-k", "MSK-8 or MSK-9", "--mha-impl", faulty, "--mha-report", str(file), *QUICK
+    )
     assert done.returncode == 1
-    assert "FiniteFill: INCOMPLETE, so far: DOES NOT CONFORM: 1 of 1 answers is wrong" in done.stdout
+    assert (
+        "FiniteFill: INCOMPLETE, so far: DOES NOT CONFORM: 1 of 1 answers is wrong" in done.stdout
+    )
     assert json.loads(file.read_text())["incomplete"]
 
 

@@ -12,7 +12,9 @@ from mha.conformance.cli.app import app
 from support.documents import blocks, in_six_digits
 
 
-def test_commands_print_what_the_guide_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_print_what_the_guide_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     output, files, compared = "", [], 0
     for label, text in blocks("docs/guide.md"):

@@ -1,4 +1,6 @@
-"""Numbers that users give are in a range, or refused in a line that says which; no job is blamed for a limit."""
+"""Numbers that users give are in a range, or refused in a line that says which; no job is blamed
+for a limit.
+"""
 
 from __future__ import annotations
 
@@ -64,20 +66,27 @@ def test_numbers_and_lists_of_a_plan_are_refused_in_a_line(tmp_path: Path, line:
 def test_huge_list_of_targets_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     file.write_text(f"implementations = {['loop'] * 20_000}\n")
-    with pytest.raises(ValueError, match="implementations must have at most 10000 entries, but has 20000"):
+    with pytest.raises(
+        ValueError, match="implementations must have at most 10000 entries, but has 20000"
+    ):
         read_plan(file)
 
 
 def test_sensible_numbers_are_taken(tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
-    file.write_text("implementations = ['loop']\ntimeout = 0\nmemory = 0.5\nseeds = [0, 9223372036854775807]\n")
+    file.write_text(
+        "implementations = ['loop']\ntimeout = 0\nmemory = 0.5\nseeds = [0, 9223372036854775807]\n"
+    )
     plan = read_plan(file)
     assert (plan.timeout, plan.memory, plan.all_seeds) == (0, 0.5, (0, 2**63 - 1))
 
 
 def test_jobs_of_a_plan_are_counted_before_they_are_made() -> None:
     plan = replace(PLAN, implementations=("loop", "sdpa"), seeds=600_000, group="all")
-    with pytest.raises(ValueError, match="the plan makes 1200000 jobs, but a campaign has at most 1000000; divide it"):
+    with pytest.raises(
+        ValueError,
+        match="the plan makes 1200000 jobs, but a campaign has at most 1000000; divide it",
+    ):
         Campaign.of(plan)
 
 
@@ -92,11 +101,15 @@ def test_shard_that_does_not_exist_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("workers", [-1, 4097, 10**30])
 def test_number_of_processes_of_a_campaign_is_limited(workers: int) -> None:
-    with pytest.raises(ValueError, match="--jobs must be a whole number from 1 to 4096, or 0 for one a core"):
+    with pytest.raises(
+        ValueError, match="--jobs must be a whole number from 1 to 4096, or 0 for one a core"
+    ):
         RunOptions(workers=workers)
 
 
-@pytest.mark.parametrize(("name", "value"), [("rounds", 10**12), ("rounds", 5), ("threads", 10**6), ("threads", -1)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("rounds", 10**12), ("rounds", 5), ("threads", 10**6), ("threads", -1)]
+)
 def test_numbers_of_a_benchmark_are_limited(name: str, value: int) -> None:
     options: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match=f"--{name} must be a whole number from") as error:
@@ -106,13 +119,23 @@ def test_numbers_of_a_benchmark_are_limited(name: str, value: int) -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 10**30, 10**4000])
 def test_seed_is_limited(seed: int) -> None:
-    with pytest.raises(ValueError, match="seed must be a whole number from 0 to 9223372036854775807"):
+    with pytest.raises(
+        ValueError, match="seed must be a whole number from 0 to 9223372036854775807"
+    ):
         Settings.of("quick", seed)
 
 
 @pytest.mark.parametrize("seed", ["1" * 30, "9" * 5000, "-1", "1.5", "inf"])
 def test_seed_of_pytest_is_limited(seed: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--mha-seed={seed}", "--mha-impl=loop"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        f"--mha-seed={seed}",
+        "--mha-impl=loop",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert ended.returncode == 2
     assert "seed must be a whole number" in ended.stdout + ended.stderr
@@ -121,14 +144,24 @@ def test_seed_of_pytest_is_limited(seed: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0, 1e300, True, "3", None])
 def test_range_takes_finite_numbers_alone(value: object) -> None:
-    with pytest.raises(ValueError, match=r"--max-time must be a number from 0\.001 to 31536000 seconds"):
+    with pytest.raises(
+        ValueError, match=r"--max-time must be a number from 0\.001 to 31536000 seconds"
+    ):
         SECONDS.require("--max-time", value)
-    with pytest.raises(ValueError, match="--jobs must be a whole number from 1 to 256, or 0 for one a core"):
+    with pytest.raises(
+        ValueError, match="--jobs must be a whole number from 1 to 256, or 0 for one a core"
+    ):
         JOBS.require("--jobs", value)
 
 
 def test_range_takes_its_ends_and_its_zero() -> None:
-    assert [Range(2, 4).has(value) for value in (0, 1, 2, 4, 5)] == [False, False, True, True, False]
+    assert [Range(2, 4).has(value) for value in (0, 1, 2, 4, 5)] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
     assert JOBS.has(0)
     assert SECONDS.has(0.0)
 
@@ -143,7 +176,9 @@ def test_memory_that_torch_does_not_fit_into_is_an_error_of_the_plan(tmp_path: P
 
 @pytest.mark.parametrize("memory", [0.01, 0.05, 0.1, 0.15])
 def test_job_that_cannot_import_torch_is_no_failure(memory: float) -> None:
-    (job,) = Campaign.of(replace(PLAN, implementations=("sdpa",), clauses=("SHP-1",), seeds=1)).jobs()
+    (job,) = Campaign.of(
+        replace(PLAN, implementations=("sdpa",), clauses=("SHP-1",), seeds=1)
+    ).jobs()
     outcome = json.loads(run_job(job, Limits(300, memory)))
     assert "is too small to import torch" in outcome["error"]
     assert not outcome["stops"]

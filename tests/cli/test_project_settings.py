@@ -1,4 +1,6 @@
-"""`[tool.mha]` in pyproject.toml: every front end follows it, what a user gives wins, and nothing of it is silent."""
+"""`[tool.mha]` in pyproject.toml: every front end follows it, what a user gives wins, and nothing
+of it is silent.
+"""
 
 from __future__ import annotations
 
@@ -64,17 +66,27 @@ def mha(*arguments: str) -> tuple[int, str]:
 
 
 def run_pytest(*arguments: str) -> Any:
-    return run_module("pytest", "--pyargs", "mha.conformance", "-q", "-p", "no:cacheprovider", *arguments)
+    return run_module(
+        "pytest", "--pyargs", "mha.conformance", "-q", "-p", "no:cacheprovider", *arguments
+    )
 
 
 def test_every_key_is_followed_and_named() -> None:
     write(WHOLE)
     settings = Settings.of()
-    assert (settings.profile, settings.dtypes, settings.devices) == ("quick", ("float32",), ("cpu",))
+    assert (settings.profile, settings.dtypes, settings.devices) == (
+        "quick",
+        ("float32",),
+        ("cpu",),
+    )
     assert settings.judged_clauses == ("SHP-1", "MSK-10", "NUM-3")
-    assert (settings.requires("NUM-3", "SHOULD"), settings.requires("MSK-10", "SHOULD")) == (True, False)
-    assert str(settings) == (
-        "profile quick, seed 0, 3 clauses (SHP-1, MSK-10, NUM-3) selected by pyproject.toml, "
+    assert (settings.requires("NUM-3", "SHOULD"), settings.requires("MSK-10", "SHOULD")) == (
+        True,
+        False,
+    )
+    assert (
+        str(settings)
+        == "profile quick, seed 0, 3 clauses (SHP-1, MSK-10, NUM-3) selected by pyproject.toml, "
         "1 clause (MSK-8) ignored by pyproject.toml, 1 clause (NUM-3) of level SHOULD required"
     )
     Path("tests").mkdir()
@@ -122,7 +134,9 @@ def test_table_of_a_target_takes_the_place_of_single_keys(given: str) -> None:
     assert Settings.of(dtypes="float16").of_target(resolve(target)[0]).dtypes == ("float16",)
 
 
-def test_table_of_what_is_not_judged_may_name_what_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_of_what_is_not_judged_may_name_what_is_not_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     write('[tool.mha.targets.sdpa]\ndevice = "cuda"\nwaivers = "nowhere.toml"\n')
     assert Settings.of().of_target(resolve("loop")[0]).devices == ("cpu",)
@@ -200,7 +214,8 @@ def test_every_front_end_follows_the_project() -> None:
     status, output = mha("check", "faulty.py:implementation", "--json", "mha.json")
     assert status == 1
     assert (
-        "Checking FiniteFill on cpu in float32 (profile quick, seed 0, 2 clauses (SHP-1, MSK-8) selected by" in output
+        "Checking FiniteFill on cpu in float32 (profile quick, seed 0, 2 clauses (SHP-1, MSK-8)"
+        " selected by" in output
     )
     done = run_pytest("--mha-impl", "faulty.py:implementation", "--mha-report", "pytest.json")
     assert done.returncode == 1, done.stdout
@@ -229,26 +244,55 @@ def test_required_clause_keeps_an_implementation_from_conforming() -> None:
     required = check("loop", "quick", clauses="CFG-2", dtypes="float32", require="CFG-2")
     (relaxed,), (raised,) = report.verdicts, required.verdicts
     assert (relaxed.level, relaxed.required, raised.required) == ("SHOULD", False, True)
-    status, _ = mha("check", "loop", "--clause", "CFG-2", "--require", "cfg", "--dtype", "float32", "--json", "r.json")
+    status, _ = mha(
+        "check",
+        "loop",
+        "--clause",
+        "CFG-2",
+        "--require",
+        "cfg",
+        "--dtype",
+        "float32",
+        "--json",
+        "r.json",
+    )
     assert status == 0
     assert json.loads(Path("r.json").read_text())["verdicts"][0]["required"]
-    options = ("--mha-impl", "loop", "-k", "CFG-2", "--mha-profile", "quick", "--mha-report", "p.json")
+    options = (
+        "--mha-impl",
+        "loop",
+        "-k",
+        "CFG-2",
+        "--mha-profile",
+        "quick",
+        "--mha-report",
+        "p.json",
+    )
     done = run_pytest(*options, "--mha-require", "CFG-2")
     assert done.returncode == 0, done.stdout
-    assert all(verdict["required"] for verdict in json.loads(Path("p.json").read_text())["verdicts"])
+    assert all(
+        verdict["required"] for verdict in json.loads(Path("p.json").read_text())["verdicts"]
+    )
 
 
 @pytest.mark.usefixtures("undiagnosed")
 def test_waive_writes_where_the_next_run_looks() -> None:
-    write(SMALL + 'waivers = "known/accepted.toml"\n[tool.mha.targets.other]\nwaivers = "other.toml"\n')
+    write(
+        SMALL
+        + 'waivers = "known/accepted.toml"\n[tool.mha.targets.other]\nwaivers = "other.toml"\n'
+    )
     Path("known").mkdir()
     status, output = mha("check", "faulty.py:implementation")
     assert status == 2
-    assert output.startswith("mha: the waiver file 'known/accepted.toml' cannot be read: No such file")
+    assert output.startswith(
+        "mha: the waiver file 'known/accepted.toml' cannot be read: No such file"
+    )
     Path("known/accepted.toml").touch()
     assert mha("check", "faulty.py:implementation")[0] == 1
     Path("tests").mkdir()
-    assert mha("waive", "MSK-8", "--reason", "known")[1].startswith("added to known/accepted.toml:\n")
+    assert mha("waive", "MSK-8", "--reason", "known")[1].startswith(
+        "added to known/accepted.toml:\n"
+    )
     assert [waiver.clause for waiver in read_waivers(Path("known/accepted.toml"))] == ["MSK-8"]
     status, output = mha("check", "faulty.py:implementation")
     assert status == 0
@@ -268,14 +312,19 @@ def test_waivers_in_the_root_are_read_by_default_also_those_of_what_is_not_judge
     assert status == 0, output
     assert "waivers of mha_waivers.toml)" in output
     status, output = mha("check", "faulty.py:implementation", "--waivers", "mha_waivers.toml")
-    assert (status, "waives clauses of another, which is not judged in this run" in output) == (2, True)
+    assert (status, "waives clauses of another, which is not judged in this run" in output) == (
+        2,
+        True,
+    )
     Path("none.toml").touch()
     assert mha("check", "faulty.py:implementation", "--waivers", "none.toml")[0] == 1
 
 
 def test_benchmarks_take_waivers() -> None:
     Path("w.toml").write_text(WAIVER)
-    settings = BenchOptions(targets=("faulty.py:implementation",), waivers=Path("w.toml")).settings()
+    settings = BenchOptions(
+        targets=("faulty.py:implementation",), waivers=Path("w.toml")
+    ).settings()
     assert [waiver.clause for waiver in settings.waivers] == ["MSK-8"]
     status, output = mha("bench", "loop", "--waivers", "w.toml")
     assert (status, "which is not judged in this run" in output) == (2, True)
@@ -299,7 +348,11 @@ def test_table_of_the_docs_can_be_read() -> None:
     write(docs.split("```toml\n[tool.mha]")[1].split("```")[0].join(["[tool.mha]", ""]))
     project = read_project(Path())
     (kernel,) = project.targets.values()
-    assert (project.table.ignore, project.table.require, kernel.ignore) == (("CMP-1",), ("NUM-3",), ())
+    assert (project.table.ignore, project.table.require, kernel.ignore) == (
+        ("CMP-1",),
+        ("NUM-3",),
+        (),
+    )
     assert project.waivers == project.folder / "tests" / "mha_waivers.toml"
     assert kernel.device == ("cuda",)
 
@@ -325,14 +378,20 @@ dtypes = ["float64"]
 """
 
 
-def test_jobs_follow_the_project_where_the_plan_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_follow_the_project_where_the_plan_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pyproject.toml").write_text(OF_CAMPAIGN)
     waiver = Waiver(implementation="loop", clause="MSK-8", reason="known")
     Path("mha_waivers.toml").write_text(waiver.to_toml())
     plan = Plan(implementations=("loop", "sdpa"), group="all")
     loop, sdpa = Campaign.of(plan).jobs()
-    assert (loop.dtype, loop.profile, loop.clauses) == ("float32", "quick", ("CFG-2", "SHP-1", "MSK-8"))
+    assert (loop.dtype, loop.profile, loop.clauses) == (
+        "float32",
+        "quick",
+        ("CFG-2", "SHP-1", "MSK-8"),
+    )
     assert (loop.settings.waivers, loop.settings.require) == ((waiver,), ("CFG-2",))
     assert (sdpa.dtype, sdpa.clauses, sdpa.waivers) == ("float64", ("CFG-2", "SHP-1"), ())
     ours = replace(plan, dtypes=("float16",), clauses=("MSK-8",), profile="default")
@@ -343,19 +402,31 @@ def test_jobs_follow_the_project_where_the_plan_says_nothing(tmp_path: Path, mon
     folder.claim(Stamp.of(Campaign.of(plan)))
     Path("mha_waivers.toml").unlink()
     with pytest.raises(
-        ValueError, match=r"is the folder of another campaign: \[tool.mha\] in pyproject.toml, its waiv"
+        ValueError,
+        match=r"is the folder of another campaign: \[tool.mha\] in pyproject.toml, its waiv",
     ):
         folder.claim(Stamp.of(Campaign.of(plan)))
 
 
-def test_job_is_judged_with_the_waivers_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_is_judged_with_the_waivers_of_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    source = "from mha.conformance.faults.registry import implementations\n\nfaulty = implementations['FiniteFill']\n"
+    source = (
+        "from mha.conformance.faults.registry import implementations\n\nfaulty ="
+        " implementations['FiniteFill']\n"
+    )
     Path("faulty.py").write_text(source)
     Path("pyproject.toml").write_text(OF_CAMPAIGN)
-    Path("mha_waivers.toml").write_text(Waiver(implementation="FiniteFill", clause="MSK-8", reason="known").to_toml())
+    Path("mha_waivers.toml").write_text(
+        Waiver(implementation="FiniteFill", clause="MSK-8", reason="known").to_toml()
+    )
     campaign = Campaign.of(Plan(implementations=("faulty.py:faulty",), group="all"))
-    (result,) = run_campaign(campaign, Folder(tmp_path / "results"), RunOptions(workers=1), RunState())
-    found = {verdict.clause: (verdict.status, verdict.required) for verdict in result.report.verdicts}
+    (result,) = run_campaign(
+        campaign, Folder(tmp_path / "results"), RunOptions(workers=1), RunState()
+    )
+    found = {
+        verdict.clause: (verdict.status, verdict.required) for verdict in result.report.verdicts
+    }
     assert found["MSK-8"][0] == "waived"
     assert found["CFG-2"][1]

@@ -1,4 +1,6 @@
-"""Errors of an author's own code are shown with file, line and frames; what is missing here, with what to do."""
+"""Errors of an author's own code are shown with file, line and frames; what is missing here, with
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -62,64 +64,101 @@ def of_core(line: str) -> str:
 REFUSED = {
     "a name": (
         of_core("return scaled(q, k, v)"),
-        "A cannot be judged: each call raises NameError: name 'scaled' is not defined "
-        f"({FRAMES}`return scaled(q, k, v)`)",
+        (
+            "A cannot be judged: each call raises NameError: name 'scaled' is not defined "
+            f"({FRAMES}`return scaled(q, k, v)`)"
+        ),
     ),
     "shapes": (
         of_core("return (q @ k).softmax(-1) @ v"),
-        "A cannot be judged: each call raises RuntimeError: Expected size for first two dimensions of batch2 tensor to "
-        f"be: [6, 16] but got: [6, 6]. ({FRAMES}`return (q @ k).softmax(-1) @ v`)",
+        (
+            "A cannot be judged: each call raises RuntimeError: Expected size for first two"
+            f" dimensions of batch2 tensor to be: [6, 16] but got: [6, 6]. ({FRAMES}`return (q @"
+            " k).softmax(-1) @ v`)"
+        ),
     ),
     "an error that other dtypes share": (
         of_core("return self.weigh(q @ torch.zeros(16, 16), k, v)"),
-        f"A cannot be judged: each call raises AttributeError: 'A' object has no attribute 'weigh' ({FRAMES}`return "
-        "self.weigh(q @ torch.zeros(16, 16), k, v)`)",
+        (
+            "A cannot be judged: each call raises AttributeError: 'A' object has no attribute"
+            f" 'weigh' ({FRAMES}`return self.weigh(q @ torch.zeros(16, 16), k, v)`)"
+        ),
     ),
     "a method of a mask": (
-        "class A(Base):\n    def forward(this, x, mask=None):\n        return this.attend(x, x, x if mask is None else "
-        "x.hidden(mask))\n",
-        "A cannot be judged as it is: each call with a mask raises AttributeError: 'Tensor' object has no attribute "
-        "'hidden' (mine.py, line 28 in forward: `return this.attend(x, x, x if mask is None else x.hidden(mask))`)",
+        (
+            "class A(Base):\n    def forward(this, x, mask=None):\n        return this.attend(x, x,"
+            " x if mask is None else x.hidden(mask))\n"
+        ),
+        (
+            "A cannot be judged as it is: each call with a mask raises AttributeError: 'Tensor'"
+            " object has no attribute 'hidden' (mine.py, line 28 in forward: `return this.attend(x,"
+            " x, x if mask is None else x.hidden(mask))`)"
+        ),
     ),
     "a constructor": (
-        "class A(Base):\n    def __init__(self, d_model, n_heads):\n        super().__init__(d_model, n_heads)\n"
-        "        self.scale = d_modle\n",
-        "A(d_model=32, n_heads=2) raised NameError: name 'd_modle' is not defined "
-        "(mine.py, line 29 in __init__: `self.scale = d_modle`)",
+        (
+            "class A(Base):\n    def __init__(self, d_model, n_heads):\n       "
+            " super().__init__(d_model, n_heads)\n        self.scale = d_modle\n"
+        ),
+        (
+            "A(d_model=32, n_heads=2) raised NameError: name 'd_modle' is not defined "
+            "(mine.py, line 29 in __init__: `self.scale = d_modle`)"
+        ),
     ),
     "a constructor of other sizes": (
-        "class A(Base):\n    def __init__(self, d_model, n_heads):\n        super().__init__(d_model, n_heads)\n"
-        "        assert d_model == 512\n",
-        "A(d_model=32, n_heads=2) raised AssertionError (mine.py, line 29 in __init__: `assert d_model == 512`); name "
-        "a function that builds it: def attention(d_model, n_heads): return A(...)",
+        (
+            "class A(Base):\n    def __init__(self, d_model, n_heads):\n       "
+            " super().__init__(d_model, n_heads)\n        assert d_model == 512\n"
+        ),
+        (
+            "A(d_model=32, n_heads=2) raised AssertionError (mine.py, line 29 in __init__: `assert"
+            " d_model == 512`); name a function that builds it: def attention(d_model, n_heads):"
+            " return A(...)"
+        ),
     ),
     "a function that makes a module": (
         "def A(d_model, n_heads):\n    return Bass(d_model, n_heads)\n",
-        "A(d_model=32, n_heads=2) raised NameError: name 'Bass' is not defined "
-        "(mine.py, line 27 in A: `return Bass(d_model, n_heads)`)",
+        (
+            "A(d_model=32, n_heads=2) raised NameError: name 'Bass' is not defined "
+            "(mine.py, line 27 in A: `return Bass(d_model, n_heads)`)"
+        ),
     ),
     "a kernel": (
         "def A(q, k, v):\n    return (q @ k.transposed(-1, -2)).softmax(-1) @ v\n",
-        "A cannot be judged: called with query, key and value, each call raises AttributeError: 'Tensor' object has no "
-        "attribute 'transposed' (mine.py, line 27 in A: `return (q @ k.transposed(-1, -2)).softmax(-1) @ v`)",
+        (
+            "A cannot be judged: called with query, key and value, each call raises AttributeError:"
+            " 'Tensor' object has no attribute 'transposed' (mine.py, line 27 in A: `return (q @"
+            " k.transposed(-1, -2)).softmax(-1) @ v`)"
+        ),
     ),
     "a kernel whose other dtypes share an error": (
-        "def A(q, k, v):\n    q = torch.baddbmm(torch.zeros(q.shape[1:]), q[0], k[0].mT @ k[0])\n"
-        "    return weights @ v\n",
-        "A cannot be judged: called with query, key and value, calls raise NameError: name 'weights' is not defined "
-        "(mine.py, line 28 in A: `return weights @ v`)",
+        (
+            "def A(q, k, v):\n    q = torch.baddbmm(torch.zeros(q.shape[1:]), q[0], k[0].mT @"
+            " k[0])\n    return weights @ v\n"
+        ),
+        (
+            "A cannot be judged: called with query, key and value, calls raise NameError: name"
+            " 'weights' is not defined (mine.py, line 28 in A: `return weights @ v`)"
+        ),
     ),
     "a kernel of a mask": (
-        "def A(q, k, v, mask=None):\n    m = None if mask is None else mask.to_bool()\n"
-        "    return scaled_dot_product_attention(q, k, v, m)\n",
-        "A cannot be judged as it is: each call with a mask raises AttributeError: 'Tensor' object has no attribute "
-        "'to_bool' (mine.py, line 27 in A: `m = None if mask is None else mask.to_bool()`)",
+        (
+            "def A(q, k, v, mask=None):\n    m = None if mask is None else mask.to_bool()\n"
+            "    return scaled_dot_product_attention(q, k, v, m)\n"
+        ),
+        (
+            "A cannot be judged as it is: each call with a mask raises AttributeError: 'Tensor'"
+            " object has no attribute 'to_bool' (mine.py, line 27 in A: `m = None if mask is None"
+            " else mask.to_bool()`)"
+        ),
     ),
     "a package": (
         of_core("import no_such_package.inner"),
-        "A needs no_such_package, which cannot be imported here; install it, or add the folder that has it to "
-        "PYTHONPATH (each call raises ModuleNotFoundError: No module named 'no_such_package' "
-        f"({FRAMES}`import no_such_package.inner`))",
+        (
+            "A needs no_such_package, which cannot be imported here; install it, or add the folder"
+            " that has it to PYTHONPATH (each call raises ModuleNotFoundError: No module named"
+            f" 'no_such_package' ({FRAMES}`import no_such_package.inner`))"
+        ),
     ),
 }
 
@@ -139,7 +178,10 @@ def test_error_of_the_code_is_shown_where_it_arose(case: str, tmp_path: Path) ->
             "from_kernel(A, layout",
         ),
         (
-            "class A(Base):\n    def forward(self, x, places):\n        return self.attend(x + places.float(), x, x)\n",
+            (
+                "class A(Base):\n    def forward(self, x, places):\n        return self.attend(x +"
+                " places.float(), x, x)\n"
+            ),
             "'NoneType' object has no attribute 'float' (mine.py, line 28 in forward: `return",
             "forward also requires places, of no known meaning, and was given None; pass call=...",
         ),
@@ -158,7 +200,10 @@ def test_declaration_is_suggested_where_the_call_may_not_fit(
 WITHOUT_A_GPU = {
     "a method": ("self.cuda()", ""),
     "a word": ('self.table = torch.zeros(3, device="cuda")', ""),
-    "a parameter": ("self.table = torch.zeros(3, device=device)", ', or judge functools.partial(A, device="cpu")'),
+    "a parameter": (
+        "self.table = torch.zeros(3, device=device)",
+        ', or judge functools.partial(A, device="cpu")',
+    ),
 }
 
 
@@ -168,25 +213,36 @@ def test_constructor_that_needs_a_gpu_is_said_to(case: str, tmp_path: Path) -> N
     line, on_cpu = WITHOUT_A_GPU[case]
     device = ', device="cuda"' if on_cpu else ""
     code = f"class A(Base):\n    def __init__(self, d_model, n_heads{device}):\n"
-    message = refusal(tmp_path, f"{code}        super().__init__(d_model, n_heads)\n        {line}\n", "A")
+    message = refusal(
+        tmp_path, f"{code}        super().__init__(d_model, n_heads)\n        {line}\n", "A"
+    )
     needs = "A needs CUDA, and there is none here; run it with --device cuda where there is one"
     assert message.startswith(f"{needs}{on_cpu} (A(d_model=32, n_heads=2) raised ")
     assert message.endswith(f"(mine.py, line 29 in __init__: `{line}`))")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("line", ["q = q.cuda()", "assert q.is_cuda", 'raise ValueError("only on GPUs")'])
+@pytest.mark.parametrize(
+    "line", ["q = q.cuda()", "assert q.is_cuda", 'raise ValueError("only on GPUs")']
+)
 @pytest.mark.parametrize("is_kernel", [False, True])
 def test_call_that_needs_a_gpu_is_said_to(line: str, is_kernel: bool, tmp_path: Path) -> None:
-    code = f"def A(q, k, v):\n    {line}\n    return q\n" if is_kernel else of_core(f"{line}; return q")
+    code = (
+        f"def A(q, k, v):\n    {line}\n    return q\n"
+        if is_kernel
+        else of_core(f"{line}; return q")
+    )
     message = refusal(tmp_path, code, "A")
     assert message.startswith(
-        "A needs CUDA, and there is none here; run it with --device cuda where there is one (each call"
+        "A needs CUDA, and there is none here; run it with --device cuda where there is one (each"
+        " call"
     )
     assert "mine.py, line " in message
 
 
-def test_triton_is_an_extra_of_this_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_triton_is_an_extra_of_this_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)  # as if it were not installed
     needs = 'needs triton, which is not installed: pip install "mha-conformance[triton]"'
     assert refusal(tmp_path, of_core("import triton.language as tl"), "A").startswith(
@@ -198,9 +254,12 @@ def test_triton_is_an_extra_of_this_package(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_file_that_raises_is_shown_with_its_lines(tmp_path: Path) -> None:
-    message = refusal(tmp_path, "def table(size):\n    return 1 / size\n\nTABLE = table(0)\n", "TABLE")
+    message = refusal(
+        tmp_path, "def table(size):\n    return 1 / size\n\nTABLE = table(0)\n", "TABLE"
+    )
     assert message.endswith(
-        "ZeroDivisionError: division by zero (mine.py, line 29, line 27 in table: `return 1 / size`)"
+        "ZeroDivisionError: division by zero (mine.py, line 29, line 27 in table: `return 1 /"
+        " size`)"
     )
     assert "cannot be run: Skipped: not here (mine.py, line 26: `" in refusal(
         tmp_path, 'import pytest; pytest.skip("not here", allow_module_level=True)', "A"
@@ -249,32 +308,47 @@ class OfAConfig(A):
 
 @pytest.mark.parametrize(
     ("name", "inputs"),
-    [("A", "one, as self-attention"), ("OfTwo", "query, and context as key and value"), ("Heads", "quer")],
+    [
+        ("A", "one, as self-attention"),
+        ("OfTwo", "query, and context as key and value"),
+        ("Heads", "quer"),
+    ],
 )
 def test_receiver_may_have_any_name(name: str, inputs: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(HEAD + RECEIVERS)
     (resolved,) = resolve(f"{tmp_path / 'mine.py'}:{name}")
     assert resolved.inference
-    assert next(row.finding for row in resolved.inference.rows if row.topic == "inputs").startswith(inputs)
+    assert next(row.finding for row in resolved.inference.rows if row.topic == "inputs").startswith(
+        inputs
+    )
     assert check(resolved, "quick", clauses=["HED-1"], dtypes=["float32"]).conforms
 
 
 def test_advice_names_no_receiver(tmp_path: Path) -> None:
     assert "forward returns super().forward(x) - x" in refusal(tmp_path, RECEIVERS, "Residual")
     config = "types.SimpleNamespace(hidden_size=..., num_attention_heads=..., special_width=...)"
-    assert "its config has no special_width" in (message := refusal(tmp_path, RECEIVERS, "OfAConfig"))
+    assert "its config has no special_width" in (
+        message := refusal(tmp_path, RECEIVERS, "OfAConfig")
+    )
     assert "me=" not in message
     assert "special_width=...)" in message, config
 
 
 def test_judged_call_that_raises_says_where(tmp_path: Path) -> None:
     code = (
-        "class A(Base):\n    def forward(self, x):\n        return self.one(x) if len(x) == 1 else self.attend(x, x, x)"
+        "class A(Base):\n    def forward(self, x):\n        return self.one(x) if len(x) == 1 else"
+        " self.attend(x, x, x)"
     )
-    (tmp_path / "mine.py").write_text(f"{HEAD}{code}\n\n    def one(self, x):\n        return x + nothing\n")
-    (verdict,) = check(f"{tmp_path / 'mine.py'}:A", "quick", clauses=["SHP-1"], dtypes=["float32"]).verdicts
-    assert verdict.message == (
-        "the call raised NameError: name 'nothing' is not defined (mine.py, line 28 in forward, line 31 in one)"
+    (tmp_path / "mine.py").write_text(
+        f"{HEAD}{code}\n\n    def one(self, x):\n        return x + nothing\n"
+    )
+    (verdict,) = check(
+        f"{tmp_path / 'mine.py'}:A", "quick", clauses=["SHP-1"], dtypes=["float32"]
+    ).verdicts
+    assert (
+        verdict.message
+        == "the call raised NameError: name 'nothing' is not defined (mine.py, line 28 in forward,"
+        " line 31 in one)"
     )
 
 
@@ -303,8 +377,13 @@ def test_what_torch_and_python_pass_is_not_shown() -> None:
 
 
 def test_package_is_found_behind_other_exceptions() -> None:
-    missing = "try:\n    import no_such_package\nexcept ImportError as error:\n    raise RuntimeError('none') from "
-    assert needs_of(raised_by(f"{missing}error")).startswith("needs no_such_package, which cannot be imported here; ")
+    missing = (
+        "try:\n    import no_such_package\nexcept ImportError as error:\n    raise"
+        " RuntimeError('none') from "
+    )
+    assert needs_of(raised_by(f"{missing}error")).startswith(
+        "needs no_such_package, which cannot be imported here; "
+    )
     assert needs_of(raised_by(f"{missing}None")) == ""
     assert needs_of(raised_by("error = ValueError()\nraise error from error")) == ""
 
@@ -313,13 +392,19 @@ def test_error_of_the_code_comes_before_errors_of_shapes() -> None:
     def made(kind: str, place: str = "a.py", needs: str = "") -> Raised:
         return Raised(kind, f"{kind}: text", place, needs)
 
-    shapes, shapes_elsewhere, name = made("RuntimeError"), made("RuntimeError", "b.py"), made("NameError")
+    shapes, shapes_elsewhere, name = (
+        made("RuntimeError"),
+        made("RuntimeError", "b.py"),
+        made("NameError"),
+    )
     assert main_one([[shapes], [name]]) is name
     assert main_one([[shapes], [shapes_elsewhere], [shapes_elsewhere]]) is shapes_elsewhere
     assert main_one([[shapes], [shapes_elsewhere]]) is shapes
     assert main_one([[name], [gpu := made("RuntimeError", needs="needs CUDA")]]) is gpu
     assert not made("NameError", place="").is_of_code
-    assert not made("TypeError", place="a.py, line 3 in check: `raise TypeError('float32 alone')`").is_of_code
+    assert not made(
+        "TypeError", place="a.py, line 3 in check: `raise TypeError('float32 alone')`"
+    ).is_of_code
     assert not Raised("TypeError", "TypeError: 'NoneType' is not iterable", "a.py", "").is_of_code
 
 

@@ -17,7 +17,9 @@ from support.folders import ROOT
 CLAUSES = ("SHP-8", "MSK-1", "MSK-4", "MSK-12")
 
 
-def test_example_is_inferred_and_fails_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_is_inferred_and_fails_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     by_label: dict[str, list[str]] = {}
     for label, text in blocks("README.md"):
@@ -30,7 +32,9 @@ def test_example_is_inferred_and_fails_as_shown(tmp_path: Path, monkeypatch: pyt
     assert in_full.exit_code == 1, in_full.output
     assert inference in in_full.output
     assert failure in in_six_digits(in_full.output)
-    some = {clause: members for clause, members in settings.properties().items() if clause in CLAUSES}
+    some = {
+        clause: members for clause, members in settings.properties().items() if clause in CLAUSES
+    }
     monkeypatch.setattr(settings, "properties", lambda: some)
     several = CliRunner().invoke(app, arguments)
     cause = "masked scores get a finite number, which is not low enough"
@@ -46,4 +50,6 @@ def test_example_is_inferred_and_fails_as_shown(tmp_path: Path, monkeypatch: pyt
 
 def test_number_of_faults_is_that_of_the_gallery() -> None:
     classes = {fault.cls for fault in FAULTS}
-    assert f"has {len(classes)} faulty implementations" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"has {len(classes)} faulty implementations" in (ROOT / "README.md").read_text(
+        encoding="utf-8"
+    )

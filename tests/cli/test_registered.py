@@ -1,4 +1,6 @@
-"""Registered implementations that cannot be loaded are named by each front end, which ends with status 2."""
+"""Registered implementations that cannot be loaded are named by each front end, which ends with
+status 2.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,21 @@ MODULES = {
     "interrupts": "raise KeyboardInterrupt",
     "based": "class Odd(BaseException): pass\nraise Odd('odd')",
     "absent": "x = 1",
-    "lacks": ("from mha.implementations import UnavailableError\nraise UnavailableError('needs foo: pip install foo')"),
+    "lacks": (
+        "from mha.implementations import UnavailableError\nraise UnavailableError('needs foo: pip"
+        " install foo')"
+    ),
     "claimless": (
-        "class A:\n    name = 'claimless'\n    @property\n    def claims(self): raise RuntimeError('no claims')\n"
-        "    def build(self, *a, **k): pass\nx = A()"
+        "class A:\n    name = 'claimless'\n    @property\n    def claims(self): raise"
+        " RuntimeError('no claims')\n    def build(self, *a, **k): pass\nx = A()"
     ),
     "one": "from mha.implementations.loop import implementation as x",
     "two": "from mha.implementations.loop import implementation as x",
 }
 BROKEN = {"raises", "leaves", "exits", "interrupts", "based", "claimless", "nothing", "twice"}
-REGISTERED = {f"my_{name}": f"my_{name}:x" for name in MODULES if name not in ("absent", "one", "two")}
+REGISTERED = {
+    f"my_{name}": f"my_{name}:x" for name in MODULES if name not in ("absent", "one", "two")
+}
 REGISTERED |= {"my_nothing": "my_absent:y"}
 ALONE = ("SHP-1", "quick", "float32")
 
@@ -58,7 +65,9 @@ def register(folder: Path, points: dict[str, str], twice: tuple[str, ...] = ()) 
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Register one implementation of each kind that cannot be loaded; return the folder of their package."""
+    """Register one implementation of each kind that cannot be loaded; return the folder of their
+    package.
+    """
     register(tmp_path, REGISTERED, ("my_one:x", "my_two:x"))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -72,15 +81,19 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path}
     command = [sys.executable, "-m", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500, env=environment)
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=500, env=environment
+    )
 
 
 def test_each_that_cannot_be_loaded_is_found_with_its_reason(plugins: Path) -> None:
     found = find(["all", "all"])
     assert set(found.broken) == {f"my_{name}" for name in BROKEN}
     notes = {note.partition(" ")[0]: note for note in found.notes}
-    assert notes["my_raises"] == (
-        "my_raises (my_raises:x) cannot be loaded: RuntimeError: no library (my_raises.py, line 1: "
+    assert (
+        notes["my_raises"]
+        == "my_raises (my_raises:x) cannot be loaded: RuntimeError: no library (my_raises.py,"
+        " line 1: "
         "`raise RuntimeError('no library')`)"
     )
     assert notes["my_lacks"] == "my_lacks (my_lacks:x) is not available: needs foo: pip install foo"
@@ -108,7 +121,9 @@ def test_interrupt_of_code_ends_nothing_where_ctrl_c_is_ignored(plugins: Path) -
 
 def test_claims_that_raise_are_an_error_in_one_line(plugins: Path) -> None:
     for target in ("my_claimless", "my_claimless:x", f"{plugins}/my_claimless.py:x"):
-        with pytest.raises(ImplementationError, match=r"cannot be used: .*RuntimeError: no claims") as error:
+        with pytest.raises(
+            ImplementationError, match=r"cannot be used: .*RuntimeError: no claims"
+        ) as error:
             resolve(target)
         assert "\n" not in str(error.value)
 
@@ -130,7 +145,16 @@ def test_one_that_hangs_is_named_and_then_counts_as_broken(
 def test_pytest_and_list_say_it(plugins: Path) -> None:
     listed = run(plugins, "mha.conformance", "list")
     assert listed.returncode == 2
-    options = ("-k", "SHP-1", "--mha-profile", "quick", "--mha-dtype", "float32", "-p", "no:cacheprovider")
+    options = (
+        "-k",
+        "SHP-1",
+        "--mha-profile",
+        "quick",
+        "--mha-dtype",
+        "float32",
+        "-p",
+        "no:cacheprovider",
+    )
     for given in ((), ("--mha-impl", "all")):
         if given:
             options = (*options, "--collect-only")
@@ -143,7 +167,18 @@ def test_pytest_and_list_say_it(plugins: Path) -> None:
 
 @pytest.mark.slow
 def test_benchmarks_say_it(plugins: Path) -> None:
-    arguments = ("bench", "all", "--dtype", "float16", "--shape", "token", "--rounds", "6", "--threads", "1")
+    arguments = (
+        "bench",
+        "all",
+        "--dtype",
+        "float16",
+        "--shape",
+        "token",
+        "--rounds",
+        "6",
+        "--threads",
+        "1",
+    )
     code = (
         "import sys\n"
         "from mha.conformance.cli import bench\n"
@@ -163,16 +198,15 @@ def test_benchmarks_say_it(plugins: Path) -> None:
 @pytest.mark.slow
 def test_campaigns_say_it_and_run_the_others(plugins: Path) -> None:
     (plugins / "plan.toml").write_text(
-        'implementations = ["all"]\ndtypes = ["float32"]\nprofile = "quick"\nclauses = ["SHP-5"]\ngroup = "all"\n'
+        'implementations = ["all"]\ndtypes = ["float32"]\nprofile = "quick"\nclauses ='
+        ' ["SHP-5"]\ngroup = "all"\n'
     )
     code = (
-        "import json, sys\n"
-        "from mha.conformance.campaign import local\n"
-        "from mha.conformance.campaign.jobs import Outcome\n"
-        "local.run_jobs = lambda jobs, *_: ((j, Outcome(stops={'SHP-5': 'killed'}).to_json()) for j in jobs)\n"
-        "from mha.conformance.cli.app import app\n"
-        "sys.argv = ['mha', 'campaign', *sys.argv[1:]]\n"
-        "app()\n"
+        "import json, sys\nfrom mha.conformance.campaign import local\nfrom"
+        " mha.conformance.campaign.jobs import Outcome\nlocal.run_jobs = lambda jobs, *_: ((j,"
+        " Outcome(stops={'SHP-5': 'killed'}).to_json()) for j in jobs)\nfrom"
+        " mha.conformance.cli.app import app\nsys.argv = ['mha', 'campaign',"
+        " *sys.argv[1:]]\napp()\n"
     )
     (plugins / "run_nothing.py").write_text(code)
     ended = run(plugins, "run_nothing", "run", "plan.toml", "--out", "a")

@@ -43,7 +43,11 @@ def test_script_is_written_to_a_file(tmp_path: Path) -> None:
         (tmp_path / "s.py").write_text(text)
         status, output = show(failing.clause, "--script", "s.py")
         assert status == 0
-        assert output == f"The script of faulty, {failing.clause}, float32 is in 's.py'; run it: python s.py\n"
+        assert (
+            output
+            == f"The script of faulty, {failing.clause}, float32 is in 's.py'; run it: python"
+            " s.py\n"
+        )
         assert (tmp_path / "s.py").read_text() == failing.script
     assert {each.name for each in tmp_path.iterdir()} == {".mha", "s.py"}
 

@@ -1,4 +1,6 @@
-"""Timings: ratios with an interval, the machine's limit, and the check of every result that is timed."""
+"""Timings: ratios with an interval, the machine's limit, and the check of every result that is
+timed.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,12 @@ class CachesByAddress(faults.Correct):
     """Returns the output of the first call with an input again, whatever the input holds now."""
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
         cache = self.__dict__.setdefault("cache", {})
         if query.data_ptr() not in cache:
@@ -96,13 +103,17 @@ def test_implementation_that_becomes_incorrect_between_rounds_is_dropped() -> No
 
 
 def test_timing_faster_than_the_machine_is_an_error_of_measurement() -> None:
-    timing = Timing(implementation="x", workload=SMALL, seconds=(1e-9,) * 6, ratios=(1.0,) * 6, rate=1e9)
+    timing = Timing(
+        implementation="x", workload=SMALL, seconds=(1e-9,) * 6, ratios=(1.0,) * 6, rate=1e9
+    )
     assert timing.is_impossible
     assert line(timing).endswith("FASTER THAN THE MACHINE: an error of measurement")
     words = line(timing, in_table=False)
     assert words.startswith("x: ms 0.00, ratio 1.00, 95% interval [1.00, 1.00], share ")
     assert "x !</th>" in timing_section([timing]).html
-    assert not Timing(implementation="x", workload=SMALL, skip_reason="it does not claim masks").is_impossible
+    assert not Timing(
+        implementation="x", workload=SMALL, skip_reason="it does not claim masks"
+    ).is_impossible
 
 
 def test_operations_are_those_of_the_matrix_products() -> None:
@@ -132,22 +143,30 @@ def cache_tokens(attention: Any) -> None:
 
 def tilt_inputs(attention: Any) -> None:
     """Compute the same output, but other gradients of the inputs."""
-    attention.register_forward_pre_hook(lambda module, given: tuple(1.01 * x - 0.01 * x.detach() for x in given))
+    attention.register_forward_pre_hook(
+        lambda module, given: tuple(1.01 * x - 0.01 * x.detach() for x in given)
+    )
 
 
 def tilt_weights(attention: Any) -> None:
     """Return other gradients of the weights."""
     gradients = attention.weight_gradients
-    attention.weight_gradients = lambda: {name: 1.01 * gradient for name, gradient in gradients().items()}
+    attention.weight_gradients = lambda: {
+        name: 1.01 * gradient for name, gradient in gradients().items()
+    }
 
 
 def test_tokens_cached_by_address_are_not_timed() -> None:
-    (timing,) = compare([Changed("caches", resolve("kv_cache")[0].implementation, cache_tokens)], TOKEN, 6)
+    (timing,) = compare(
+        [Changed("caches", resolve("kv_cache")[0].implementation, cache_tokens)], TOKEN, 6
+    )
     assert timing.skip_reason.startswith(INCORRECT + "output")
 
 
 @pytest.mark.parametrize(("change", "gradients"), [(tilt_inputs, "query"), (tilt_weights, "w_")])
-def test_gradients_are_compared_with_the_plain_formula(change: Callable[[Any], object], gradients: str) -> None:
+def test_gradients_are_compared_with_the_plain_formula(
+    change: Callable[[Any], object], gradients: str
+) -> None:
     (timing,) = compare([Changed("tilted", VECTORIZED, change)], TRAINING, 6)
     assert timing.skip_reason.startswith(INCORRECT + gradients)
 
@@ -164,7 +183,11 @@ def test_plain_results_are_those_of_autograd(chunk: int, monkeypatch: pytest.Mon
     output = attention(leaf, leaf, leaf, mask=problem.mask, is_causal=True).output
     output.sum().backward()
     expected = {"output": output.detach(), "query.grad": leaf.grad}
-    expected |= {f"{name}.grad": grad for name, grad in attention.weight_gradients().items() if name.startswith("w_")}
+    expected |= {
+        f"{name}.grad": grad
+        for name, grad in attention.weight_gradients().items()
+        if name.startswith("w_")
+    }
     assert results.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(results[name], tensor)
@@ -201,13 +224,17 @@ HOSTILE = Timing(
 
 @pytest.mark.parametrize("timings", [[SKIPPED, HOSTILE], [SKIPPED]])
 def test_picture_has_what_was_timed_under_any_name(timings: list[Timing]) -> None:
-    texts = [text.text or "" for text in ElementTree.fromstring(to_svg(timings)).findall(".//{*}text")]
+    texts = [
+        text.text or "" for text in ElementTree.fromstring(to_svg(timings)).findall(".//{*}text")
+    ]
     assert any(text.startswith("<y>") for text in texts) == (HOSTILE in timings)
     assert not any(text.startswith("<x>") or len(text) > 200 for text in texts)
 
 
 def test_section_escapes_names_and_reasons() -> None:
     section = timing_section([SKIPPED, HOSTILE], picture="<svg></svg>")
-    assert '<th scope="row">&lt;x&gt;</th><td colspan="6">not timed: &lt;no&gt;</td>' in section.html
+    assert (
+        '<th scope="row">&lt;x&gt;</th><td colspan="6">not timed: &lt;no&gt;</td>' in section.html
+    )
     assert '<th scope="row">&lt;y&gt;\\x00\\x1b[31m' in section.html
     assert "<figure><svg></svg></figure>" in section.html

@@ -30,7 +30,9 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def judge(*options: str) -> tuple[int, str]:
     """Judge an implementation that fails MSK-8 only."""
-    return run("check", FAULTY, "--clause", "MSK-8", "--clause", "SHP-1", "--dtype", "float32", *options)
+    return run(
+        "check", FAULTY, "--clause", "MSK-8", "--clause", "SHP-1", "--dtype", "float32", *options
+    )
 
 
 def test_last_run_is_kept_reported_and_replayed() -> None:
@@ -42,46 +44,72 @@ def test_last_run_is_kept_reported_and_replayed() -> None:
     status, output = run("report")
     assert status == 1
     assert "FiniteFill     1/2   ✓  ✗1" in output
-    assert "\nFiniteFill: DOES NOT CONFORM: 1 of 2 answers is wrong (MSK-8): a query without" in output
+    assert (
+        "\nFiniteFill: DOES NOT CONFORM: 1 of 2 answers is wrong (MSK-8): a query without" in output
+    )
     status, output = run("replay")
     assert status == 1
     assert output.startswith(
         "FAILS        MSK-8   FiniteFill, float32 on cpu: output_2[0, 0, 0] is -0.0799, but should"
     )
     status, output = run("replay", "--impl", CORRECT)
-    assert (status, output) == (0, "FIXED        MSK-8   FiniteFill, float32 on cpu: Case(mask='empty_rows')\n")
+    assert (status, output) == (
+        0,
+        "FIXED        MSK-8   FiniteFill, float32 on cpu: Case(mask='empty_rows')\n",
+    )
 
 
 def test_narrower_run_updates_the_last_one_and_another_one_replaces_it() -> None:
     mine, options = Path("mine.py"), ("--dtype", "float32", "--profile", "quick")
-    mine.write_text("from mha.conformance.faults.mask_edges import faulty_FiniteFill as implementation\n")
+    mine.write_text(
+        "from mha.conformance.faults.mask_edges import faulty_FiniteFill as implementation\n"
+    )
     assert run("check", "it=mine.py:implementation", "--clause", "MSK-8,SHP-1", *options)[0] == 1
     assert run("show", "msk-8")[1].count("To reproduce it without the judge") == 1
     mine.write_text(f"from {CORRECT.replace(':', ' import ')} as implementation\n")
-    assert run("check", "it=mine.py:implementation", "--clause", "MSK-8", "--profile", "quick")[0] == 0
+    assert (
+        run("check", "it=mine.py:implementation", "--clause", "MSK-8", "--profile", "quick")[0] == 0
+    )
     last = Report.from_json(LAST.read_text())
     assert [(v.clause, v.dtype, v.status) for v in last.verdicts] == [
         ("SHP-1", "float32", "pass"),
         ("MSK-8", "float32", "pass"),
     ]
     assert last.since
-    assert f"Some verdicts are of {last.since}, others of runs up to {last.started}" in run("report")[1]
+    assert (
+        f"Some verdicts are of {last.since}, others of runs up to {last.started}"
+        in run("report")[1]
+    )
     assert run("show", "MSK-8", "SHP")[1].startswith("pass            SHP-1   float32: ")
-    assert run("check", "it=mine.py:implementation", "--clause", "SHP-1", *options, "--seed", "1")[0] == 0
+    assert (
+        run("check", "it=mine.py:implementation", "--clause", "SHP-1", *options, "--seed", "1")[0]
+        == 0
+    )
     assert [verdict.clause for verdict in Report.from_json(LAST.read_text()).verdicts] == ["SHP-1"]
     (kept,) = Path(".mha/history").iterdir()
     assert Report.from_json(kept.read_text()) == last
     status, output = run("show", "MSK-8")
-    assert (status, output) == (2, "mha: MSK-8 was not judged in the run of '.mha/last.json'; see mha report\n")
+    assert (status, output) == (
+        2,
+        "mha: MSK-8 was not judged in the run of '.mha/last.json'; see mha report\n",
+    )
 
 
 def test_target_may_give_a_name() -> None:
-    status, output = run("check", f"before={FAULTY}", f"after={CORRECT}", "--clause", "MSK-8", "--dtype", "float32")
+    status, output = run(
+        "check", f"before={FAULTY}", f"after={CORRECT}", "--clause", "MSK-8", "--dtype", "float32"
+    )
     assert status == 1
     assert "before: DOES NOT CONFORM" in output
     assert "after: CONFORMS" in output
-    assert "from mha.conformance.faults.mask_edges import faulty_FiniteFill as implementation" in output
-    assert Report.from_json(LAST.read_text()).targets == {"before": f"before={FAULTY}", "after": f"after={CORRECT}"}
+    assert (
+        "from mha.conformance.faults.mask_edges import faulty_FiniteFill as implementation"
+        in output
+    )
+    assert Report.from_json(LAST.read_text()).targets == {
+        "before": f"before={FAULTY}",
+        "after": f"after={CORRECT}",
+    }
     status, output = run("replay")
     assert (status, "MSK-8   before, float32 on cpu" in output) == (1, True)
 
@@ -104,19 +132,33 @@ def test_replay_of_an_unclaimed_clause_is_inapplicable() -> None:
         "from mha.conformance.faults.base import correct\n"
         "implementation = replace(correct, claims=Claims(masks=()))\n"
     )
-    status, output = run("replay", "Case(mask='padding', S=3)", "--clause", "MSK-4", "--impl", "mine.py:implementation")
+    status, output = run(
+        "replay",
+        "Case(mask='padding', S=3)",
+        "--clause",
+        "MSK-4",
+        "--impl",
+        "mine.py:implementation",
+    )
     assert status == 2
     assert output == "INAPPLICABLE MSK-4   Correct: needs the claim masks\n"
 
 
 def test_waiver_is_written_for_a_failure_and_applies() -> None:
     judge()
-    arguments = ("--reason", 'rows are "never" empty', "--url", "https://example.org/1", "--expires", "2999-12-31")
+    arguments = (
+        "--reason",
+        'rows are "never" empty',
+        "--url",
+        "https://example.org/1",
+        "--expires",
+        "2999-12-31",
+    )
     status, output = run("waive", "msk-8", *arguments)
     assert status == 0
     written = (
-        '[[waiver]]\nimplementation = "FiniteFill"\nclause = "MSK-8"\nreason = "rows are \\"never\\" empty"\n'
-        'url = "https://example.org/1"\nexpires = 2999-12-31\n'
+        '[[waiver]]\nimplementation = "FiniteFill"\nclause = "MSK-8"\nreason = "rows are'
+        ' \\"never\\" empty"\nurl = "https://example.org/1"\nexpires = 2999-12-31\n'
     )
     assert output == f"added to mha_waivers.toml:\n\n{written}\n"
     assert Path("mha_waivers.toml").read_text() == written
@@ -124,11 +166,18 @@ def test_waiver_is_written_for_a_failure_and_applies() -> None:
     assert status == 0
     assert "FiniteFill: CONFORMS, with waivers: " in output
     Path("mha_waivers.toml").write_text("# ours")
-    assert run("waive", "MSK-8", *arguments) == (2, "mha: nothing to waive: MSK-8 does not fail in '.mha/last.json'\n")
+    assert run("waive", "MSK-8", *arguments) == (
+        2,
+        "mha: nothing to waive: MSK-8 does not fail in '.mha/last.json'\n",
+    )
 
 
 def test_waiver_is_limited_to_the_dtypes_that_fail() -> None:
-    made = report(verdict("x", "MSK-8", "fail"), verdict("x", "MSK-8", dtype="float64"), verdict("y", "MSK-8", "fail"))
+    made = report(
+        verdict("x", "MSK-8", "fail"),
+        verdict("x", "MSK-8", dtype="float64"),
+        verdict("y", "MSK-8", "fail"),
+    )
     Path("run.json").write_text(made.to_json())
     options = ("waive", "MSK-8", "--reason", "known", "--run", "run.json", "--where", "L < 9")
     assert run(*options) == (2, "mha: x, y fail MSK-8; name one of them with --impl\n")
@@ -138,7 +187,10 @@ def test_waiver_is_limited_to_the_dtypes_that_fail() -> None:
     assert text.count("[[waiver]]") == 2
     assert text.count('dtype = ["float32"]\ndevice = ["cpu"]\nwhere = "L < 9"') == 1
     status, output = run(*options, "--impl", "x")
-    assert (status, output) == (2, "mha: mha_waivers.toml already has a waiver of MSK-8 for x; edit that one\n")
+    assert (status, output) == (
+        2,
+        "mha: mha_waivers.toml already has a waiver of MSK-8 for x; edit that one\n",
+    )
 
 
 def test_waiver_is_added_below_what_the_file_holds() -> None:
@@ -150,7 +202,9 @@ def test_waiver_is_added_below_what_the_file_holds() -> None:
 
 
 @pytest.mark.parametrize("existing", ["file", "folder"])
-def test_report_is_written_where_the_last_run_cannot_be_kept(existing: str, empty_folder: Path) -> None:
+def test_report_is_written_where_the_last_run_cannot_be_kept(
+    existing: str, empty_folder: Path
+) -> None:
     if existing == "file":
         (empty_folder / ".mha").write_text("")
     else:
@@ -161,9 +215,21 @@ def test_report_is_written_where_the_last_run_cannot_be_kept(existing: str, empt
 
 def test_output_in_ascii_has_plain_signs(empty_folder: Path) -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    arguments = ["check", FAULTY, CORRECT, "--clause", "MSK-8", "--dtype", "float32", "--report", "run.json"]
+    arguments = [
+        "check",
+        FAULTY,
+        CORRECT,
+        "--clause",
+        "MSK-8",
+        "--dtype",
+        "float32",
+        "--report",
+        "run.json",
+    ]
     command = [sys.executable, "-m", "mha.conformance", *arguments]
-    done = subprocess.run(command, cwd=empty_folder, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=empty_folder, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 1, done.stderr
     assert "FiniteFill     0/1  x1" in done.stdout
     assert len(Report.from_json((empty_folder / "run.json").read_text()).verdicts) == 2
@@ -189,12 +255,15 @@ check(registry.implementation_of(Swallows), "quick", clauses=["SHP-1"], dtypes=[
 
 def test_interrupt_that_the_implementation_swallows_ends_the_run() -> None:
     # In a process of its own: the workers of pytest-xdist do not react to interrupts.
-    done = subprocess.run([sys.executable, "-c", SWALLOWS], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", SWALLOWS], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode != 0
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
 
 
-# The handler runs in the callback of a garbage collection, as it does if the signal arrives during one.
+# The handler runs in the callback of a garbage collection, as it does if the signal arrives during
+# one.
 INTERRUPTED_IN_A_COLLECTION = """
 import gc, signal, sys
 from mha.conformance.cli import app, check
@@ -227,7 +296,16 @@ def test_report_is_rendered_merged_and_compared() -> None:
     for name, part in (("one", whole.verdicts[:5]), ("other", whole.verdicts[5:])):
         Path(f"{name}.json").write_text(report(*part).to_json())
     status, output = run(
-        "report", "one.json", "other.json", "--merge", "--to", "all.json", "--to", "all.html", "--to", "all.md"
+        "report",
+        "one.json",
+        "other.json",
+        "--merge",
+        "--to",
+        "all.json",
+        "--to",
+        "all.html",
+        "--to",
+        "all.md",
     )
     assert (status, output) == (0, "wrote all.json\nwrote all.html\nwrote all.md\n")
     assert Report.from_json(Path("all.json").read_text()).verdicts == whole.verdicts

@@ -11,7 +11,9 @@ from support.command import run
 
 
 @pytest.mark.parametrize("what", BAD_INPUTS)
-def test_bad_input_gets_one_line_and_status_2(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input_gets_one_line_and_status_2(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     stage(tmp_path)
     arguments, message = BAD_INPUTS[what]

@@ -19,7 +19,12 @@ from mha.conformance.harness.session import Session
 from mha.implementations import from_kernel, from_module
 from mha.spec import Claims
 
-LIMITS: dict[str, Any] = {"causal": None, "returns_weights": False, "per_head_mask": False, "per_query_mask": False}
+LIMITS: dict[str, Any] = {
+    "causal": None,
+    "returns_weights": False,
+    "per_head_mask": False,
+    "per_query_mask": False,
+}
 
 
 class LengthFirst(nn.Module):
@@ -32,7 +37,9 @@ class LengthFirst(nn.Module):
 
     def forward(self, x: Tensor, context: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         inputs = zip((self.q, self.k, self.v), (x, context, context), strict=True)
-        q, k, v = (layer(y).unflatten(-1, (self.n_heads, -1)).permute(1, 2, 0, 3) for layer, y in inputs)
+        q, k, v = (
+            layer(y).unflatten(-1, (self.n_heads, -1)).permute(1, 2, 0, 3) for layer, y in inputs
+        )
         scores = q @ k.mT
         if attention_mask is not None:
             scores = scores.masked_fill(attention_mask[:, None, None], float("-inf"))
@@ -49,7 +56,9 @@ module = from_module(
 )
 
 
-def kernel(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+def kernel(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
     return scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal)
 
 
@@ -63,20 +72,32 @@ def call(target: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any)
 
 CASES = {
     "variadic": (
-        from_kernel(variadic, call=call, mask=None, claims=Claims(masks=(), causal="top_left", returns_weights=False)),
+        from_kernel(
+            variadic,
+            call=call,
+            mask=None,
+            claims=Claims(masks=(), causal="top_left", returns_weights=False),
+        ),
         Case(n_heads=2, head_dim=6, causal=True),
     ),
     "module": (module, Case(B=2, L=3, S=4, mask="padding", inputs="memory")),
     "kernel": (
-        from_kernel(kernel, claims=Claims(causal="top_left", returns_weights=False, masks={"bool", "float"})),
+        from_kernel(
+            kernel, claims=Claims(causal="top_left", returns_weights=False, masks={"bool", "float"})
+        ),
         Case(B=2, L=3, S=4, n_heads=2, head_dim=5, mask="full_bias", causal=True),
     ),
     "protocol": (KnownBad(REJECTED["correct"], CLAIMS), Case()),
 }
 EXPECTED = {
-    "variadic": "args[0] (1, 2, 1, 6), args[1] (1, 2, 1, 6), args[2] (1, 2, 1, 6), is_causal True, hook object",
+    "variadic": (
+        "args[0] (1, 2, 1, 6), args[1] (1, 2, 1, 6), args[2] (1, 2, 1, 6), is_causal True, hook"
+        " object"
+    ),
     "module": "x (3, 2, 1), context (4, 2, 1), attention_mask (2, 4) bool",
-    "kernel": "q (2, 2, 3, 5), k (2, 2, 4, 5), v (2, 2, 4, 5), attn_mask (2, 2, 3, 4), is_causal True",
+    "kernel": (
+        "q (2, 2, 3, 5), k (2, 2, 4, 5), v (2, 2, 4, 5), attn_mask (2, 2, 3, 4), is_causal True"
+    ),
     "protocol": "",
 }
 

@@ -1,4 +1,6 @@
-"""The diagnosis: it names the defect of a fault where one is known, never another one, and it changes no verdict."""
+"""The diagnosis: it names the defect of a fault where one is known, never another one, and it
+changes no verdict.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ from support.diagnoses import EXPECTED, diagnosed
 from support.planted import PLANTED, MaskOfNextItem, TriangleOffByOne
 from support.reports_made import report, verdict
 
-# One or more of each module of the catalogue, with conditions, a fitted number, two defects at once, and float64.
+# One or more of each module of the catalogue, with conditions, a fitted number, two defects at
+# once, and float64.
 SAMPLE = (
     "ScaledByModelWidth",
     "EvaluationWithoutGradient",
@@ -93,31 +96,55 @@ def test_clauses_that_fail_in_consequence_have_one_diagnosis(cls: type) -> None:
 
 
 def test_planted_defect_outside_of_the_catalogue_has_no_diagnosis() -> None:
-    failed = check(implementation_of(MaskOfNextItem), "quick", clauses=["MSK-1", "MSK-6", "STA-3"], dtypes=["float32"])
-    assert {(verdict.status, verdict.diagnosis, verdict.fix) for verdict in failed.verdicts} == {("fail", "", "")}
+    failed = check(
+        implementation_of(MaskOfNextItem),
+        "quick",
+        clauses=["MSK-1", "MSK-6", "STA-3"],
+        dtypes=["float32"],
+    )
+    assert {(verdict.status, verdict.diagnosis, verdict.fix) for verdict in failed.verdicts} == {
+        ("fail", "", "")
+    }
 
 
 def test_failure_of_the_formula_without_a_defect_is_of_no_defect() -> None:
     """MSK-10 and MSK-12 fail for the textbook's formula too, whatever else is wrong."""
-    failed = check(implementation_of(TriangleOffByOne), "quick", clauses=["CAU-1", "MSK-10"], dtypes=["float32"])
+    failed = check(
+        implementation_of(TriangleOffByOne),
+        "quick",
+        clauses=["CAU-1", "MSK-10"],
+        dtypes=["float32"],
+    )
     found = {verdict.clause: (verdict.status, verdict.diagnosis) for verdict in failed.verdicts}
     assert found["CAU-1"] == ("fail", PLANTED[TriangleOffByOne][0])
     assert found["MSK-10"] == ("fail", "")
 
 
 def test_empty_row_that_got_something_does_not_accuse_the_batch() -> None:
-    """A row without a key has an exact answer, but the rounding of what it got instead is no influence of the batch."""
+    """A row without a key has an exact answer, but the rounding of what it got instead is no
+    influence of the batch.
+    """
     claims = replace(Claims(), causal="bottom_right")  # `Correct` is aligned at the top left
     implementation = implementation_of(Correct, claims)
     failed = check(implementation, "quick", clauses=["CAU-3", "EQV-1"], dtypes=["float32"])
     found = {verdict.clause: (verdict.status, verdict.diagnosis) for verdict in failed.verdicts}
-    assert found == {"CAU-3": ("fail", "the causal mask is aligned at the other end"), "EQV-1": ("pass", "")}
+    assert found == {
+        "CAU-3": ("fail", "the causal mask is aligned at the other end"),
+        "EQV-1": ("pass", ""),
+    }
 
 
 def test_general_clauses_come_after_the_cause_and_are_of_it() -> None:
-    failed = check(implementations["Unscaled"], "quick", clauses=["CFG-4", "SMX-6", "HED-1"], dtypes=["float32"])
+    failed = check(
+        implementations["Unscaled"],
+        "quick",
+        clauses=["CFG-4", "SMX-6", "HED-1"],
+        dtypes=["float32"],
+    )
     (found,) = findings(failed.verdicts)
-    assert cause_of(found) == "the scores are not scaled (one cause, 3 clauses: SMX-6, CFG-4, HED-1)"
+    assert (
+        cause_of(found) == "the scores are not scaled (one cause, 3 clauses: SMX-6, CFG-4, HED-1)"
+    )
 
 
 def test_diagnosis_changes_no_other_field(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +155,10 @@ def test_diagnosis_changes_no_other_field(monkeypatch: pytest.MonkeyPatch) -> No
         without = check(implementations[name], **options)
         monkeypatch.undo()
         one, other = (
-            [replace(verdict, diagnosis="", fix="", steps="", seconds=0.0) for verdict in each.verdicts]
+            [
+                replace(verdict, diagnosis="", fix="", steps="", seconds=0.0)
+                for verdict in each.verdicts
+            ]
             for each in (with_diagnosis, without)
         )
         assert one == other
@@ -136,7 +166,9 @@ def test_diagnosis_changes_no_other_field(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_calls_that_should_be_refused_or_are_empty_are_no_evidence() -> None:
     for name in ("Zeros", "NoValidation", "MaskCropped"):
-        failed = check(implementations[name], "quick", clauses=["SHP-5", "SHP-6", "MSK-12"], dtypes=["float32"])
+        failed = check(
+            implementations[name], "quick", clauses=["SHP-5", "SHP-6", "MSK-12"], dtypes=["float32"]
+        )
         assert {verdict.status for verdict in failed.verdicts} <= {"pass", "fail", "blocked"}
 
 
@@ -156,29 +188,46 @@ def test_nan_alone_names_no_defect_under_a_condition() -> None:
 
 
 def test_sources_are_of_faults_and_of_defects() -> None:
-    known, texts = {fault.source for fault in FAULTS}, [each.text for group in NAMED for each in group]
+    known, texts = (
+        {fault.source for fault in FAULTS},
+        [each.text for group in NAMED for each in group],
+    )
     for text in SOURCES:
         assert seen_in(text) in known
         assert any(each.startswith(text) for each in texts)
     assert seen_in("something else") == ""
 
 
-GRADIENTS = ("no gradient reaches w_q", "all gradients are 2 times", "the gradient of w_q is 2 times")
+GRADIENTS = (
+    "no gradient reaches w_q",
+    "all gradients are 2 times",
+    "the gradient of w_q is 2 times",
+)
 
 
 def test_each_diagnosis_has_a_clause_and_a_fix() -> None:
-    fitted = [made(3.0) for made in (scores_times, outputs_times, sums_times, contexts_times, scale_of)]
+    fitted = [
+        made(3.0) for made in (scores_times, outputs_times, sums_times, contexts_times, scale_of)
+    ]
     named = [*(each for group in NAMED for each in group), *pairs(), *fitted]
     texts = {text for each in named for text in (each.text, each.family) if text} | set(GRADIENTS)
     assert {text for text in texts if subject_of(text) not in CLAUSES} == set()
     assert {text for text in texts if not fix_of(text)} == set()
-    used = {max((begins for begins in ADVICE if text.startswith(begins)), key=len, default="") for text in texts}
-    assert set(ADVICE) - used == {"only the first columns"}  # which stands for each number of columns
+    used = {
+        max((begins for begins in ADVICE if text.startswith(begins)), key=len, default="")
+        for text in texts
+    }
+    assert set(ADVICE) - used == {
+        "only the first columns"
+    }  # which stands for each number of columns
 
 
 def test_fix_of_two_defects_names_both() -> None:
     text = "the scores are not scaled, and the output projection is missing"
-    assert fix_of(text) == f"{fix_of('the scores are not scaled')} {fix_of('the output projection is missing')}"
+    assert (
+        fix_of(text)
+        == f"{fix_of('the scores are not scaled')} {fix_of('the output projection is missing')}"
+    )
     assert subject_of(text) == "SMX-6"
     assert subject_of("only the first 64 columns of a head enter the scores") == "SMX-6"
     assert subject_of("only the first 64 keys count") == "NUM-5"
@@ -195,7 +244,12 @@ class UnscaledWithHalfTheWeights(Unscaled):
     """Two defects: the scores are not scaled, and half of the weights is returned."""
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
         output, weights, _ = super().forward(query, key, value, mask, is_causal)
         return Output(output, weights / 2)

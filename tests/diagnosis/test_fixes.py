@@ -1,4 +1,6 @@
-"""The usual fixes that are code: a class that follows one meets its clause, and those on the same rows."""
+"""The usual fixes that are code: a class that follows one meets its clause, and those on the same
+rows.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,22 @@ class ZeroesValues(ZeroesWeights):
     """MSK-10: `v.masked_fill(~mask.any(-2)[..., None], 0)`."""
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
-        q, k, v = (self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
+        q, k, v = (
+            self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value))
+        )
         allowed = self.allow(Options(mask, is_causal), q, k)
         weights = self.weigh(self.score(q, k), allowed)
-        return Output(self.out_proj(self.merge(weights @ v.masked_fill(~allowed.any(-2)[..., None], 0))), weights)
+        return Output(
+            self.out_proj(self.merge(weights @ v.masked_fill(~allowed.any(-2)[..., None], 0))),
+            weights,
+        )
 
 
 FIXES = {

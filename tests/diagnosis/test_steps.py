@@ -29,7 +29,9 @@ class Odd(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         query = self.bend("Projections", query)
         inputs = zip((self.q, self.k, self.v), (query, key, value), strict=True)
-        q, k, v = (layer(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for layer, x in inputs)
+        q, k, v = (
+            layer(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for layer, x in inputs
+        )
         scores = self.bend("Weights", q @ k.mT / q.shape[-1] ** 0.5)
         weights = (scores if mask is None else scores.masked_fill(~mask, float("-inf"))).softmax(-1)
         context = self.bend("Context", weights @ v).transpose(1, 2).flatten(2)
@@ -70,4 +72,6 @@ def test_first_wrong_step_is_named(cls: type[nn.Module], dtype: str) -> None:
 
 
 def test_right_class_has_no_wrong_step() -> None:
-    assert {verdict.steps for verdict in check(loop, "quick", clauses="NUM", dtypes="float32").verdicts} == {""}
+    assert {
+        verdict.steps for verdict in check(loop, "quick", clauses="NUM", dtypes="float32").verdicts
+    } == {""}

@@ -1,4 +1,6 @@
-"""Blocking: where a plain call fails, the clauses that build on it are blocked, neither failed nor shrunk."""
+"""Blocking: where a plain call fails, the clauses that build on it are blocked, neither failed nor
+shrunk.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,19 @@ from mha.conformance.faults import registry as faults
 from mha.conformance.reports.text import describe, summarise
 from mha.spec import CLAUSES, Output
 
-SAMPLE = ["CFG-1", "SHP-1", "SHP-2", "SHP-3", "SMX-2", "MSK-1", "CAU-2", "NUM-1", "GRD-1", "DRP-1", "STA-2"]
+SAMPLE = [
+    "CFG-1",
+    "SHP-1",
+    "SHP-2",
+    "SHP-3",
+    "SMX-2",
+    "MSK-1",
+    "CAU-2",
+    "NUM-1",
+    "GRD-1",
+    "DRP-1",
+    "STA-2",
+]
 
 
 class ExtraDimension(faults.Complete):
@@ -52,7 +66,9 @@ def wrong_shape() -> Report:
 def test_a_wrong_shape_fails_only_the_clauses_of_shapes(wrong_shape: Report) -> None:
     statuses = {verdict.clause: verdict.status for verdict in wrong_shape.verdicts}
     assert statuses.pop("CFG-1") == "pass"
-    shapes = {clause: statuses.pop(clause) for clause in list(statuses) if CLAUSES[clause].family == "SHP"}
+    shapes = {
+        clause: statuses.pop(clause) for clause in list(statuses) if CLAUSES[clause].family == "SHP"
+    }
     assert set(shapes.values()) == {"fail"}
     assert set(statuses.values()) == {"blocked"}
     assert not wrong_shape.conforms
@@ -74,11 +90,16 @@ def test_the_root_cause_comes_first_in_a_summary(wrong_shape: Report) -> None:
     )
     assert title == "Wrong answers:"
     assert first.startswith("fail            SHP-1   float32: output")
-    assert re.search(r"\n? *blocked by SHP-1 \(.+, which fails too\): STA-2, DRP-1, GRD-1, ", blocked)
+    assert re.search(
+        r"\n? *blocked by SHP-1 \(.+, which fails too\): STA-2, DRP-1, GRD-1, ", blocked
+    )
     assert judged.startswith("    judged: ")
     assert unjudged == "    not judged: blocked by SHP-1 (7)"
     assert quick.startswith("    profile quick: ")
-    said = "DOES NOT CONFORM: 3 of 3 answers are wrong (SHP-1, SHP-2, SHP-3), 7 more cannot be judged before that is "
+    said = (
+        "DOES NOT CONFORM: 3 of 3 answers are wrong (SHP-1, SHP-2, SHP-3), 7 more cannot be judged"
+        " before that is "
+    )
     assert " ".join(last.split()).startswith(f"ExtraDimension: {said}mended.")
 
 
@@ -99,9 +120,15 @@ def test_incorrect_values_block_only_the_clauses_that_need_correct_ones() -> Non
 
 
 def test_a_change_in_place_fails_the_clause_about_it_and_blocks_the_others() -> None:
-    report = check(faults.implementations["ScalesQueryInPlace"], clauses=["SHP-1", "NUM-1", "STA-1"])
+    report = check(
+        faults.implementations["ScalesQueryInPlace"], clauses=["SHP-1", "NUM-1", "STA-1"]
+    )
     verdicts = {verdict.clause: (verdict.status, verdict.blocked_by) for verdict in report.verdicts}
-    assert verdicts == {"SHP-1": ("blocked", "STA"), "NUM-1": ("blocked", "STA"), "STA-1": ("fail", None)}
+    assert verdicts == {
+        "SHP-1": ("blocked", "STA"),
+        "NUM-1": ("blocked", "STA"),
+        "STA-1": ("fail", None),
+    }
 
 
 def test_a_basic_clause_can_be_waived() -> None:
@@ -150,7 +177,11 @@ def test_inputs_that_must_be_contiguous_are_refused_by_one_clause_and_left_out_b
     report = judged(Views, ["SHP-1", "SHP-7", "MSK-2", "NUM-1", "GRD-1"])
     (layout,) = (verdict for verdict in report.verdicts if verdict.clause == "SHP-7")
     others = [verdict for verdict in report.verdicts if verdict is not layout]
-    assert (layout.status, layout.level, {verdict.status for verdict in others}) == ("fail", "SHOULD", {"pass"})
+    assert (layout.status, layout.level, {verdict.status for verdict in others}) == (
+        "fail",
+        "SHOULD",
+        {"pass"},
+    )
     assert report.conforms
     assert judged(Views, ["NUM-1"]).conforms
 

@@ -22,7 +22,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_estimate_grows_with_what_is_judged() -> None:
-    def seconds(claims: Claims, profile: str = "quick", share: float = 100.0, **given: tuple[str, ...]) -> int:
+    def seconds(
+        claims: Claims, profile: str = "quick", share: float = 100.0, **given: tuple[str, ...]
+    ) -> int:
         _, number, unit = estimate([claims], Settings(profile=profile, **given), share).split()
         return int(number) * {"s": 1, "min": 60}[unit]
 

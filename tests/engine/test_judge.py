@@ -43,7 +43,9 @@ class Recorder:
         class Attention:
             train, eval = inner.train, inner.eval
 
-            def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Output:
+            def __call__(
+                self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+            ) -> Output:
                 for tensor in (query, key, value):
                     recorder.digest.update(tensor.detach().contiguous().numpy().tobytes())
                 recorder.digest.update(repr(sorted(options.items(), key=str)).encode())
@@ -65,7 +67,9 @@ def test_one_seed_gives_the_same_inputs_and_report() -> None:
     runs = []
     for seed in (3, 3, 4):
         recorder = Recorder()
-        report = check(recorder, "quick", seed, clauses=["MSK-1", "EQV-1", "NUM-1"], dtypes=["float32"])
+        report = check(
+            recorder, "quick", seed, clauses=["MSK-1", "EQV-1", "NUM-1"], dtypes=["float32"]
+        )
         assert report.conforms
         runs.append((recorder.digest.hexdigest(), without_volatile_fields(report)))
     assert runs[0] == runs[1]
@@ -77,7 +81,9 @@ def test_report_has_a_verdict_for_each_clause_and_dtype() -> None:
     data = json.loads(report.to_json())
     assert data["conforms"] is True
     pairs = {(verdict["clause"], verdict["dtype"]) for verdict in data["verdicts"]}
-    assert pairs == {(clause, dtype) for clause in ("CFG-1", "CAU-2") for dtype in ("float32", "float64")}
+    assert pairs == {
+        (clause, dtype) for clause in ("CFG-1", "CAU-2") for dtype in ("float32", "float64")
+    }
     assert all(verdict["examples"] > 10 for verdict in data["verdicts"])
 
 
@@ -98,8 +104,12 @@ def test_float64_takes_fewest_cases_where_float32_runs_too(profile: str) -> None
 
 
 def test_unclaimed_clauses_are_not_judged() -> None:
-    modest = replace(faults.correct, claims=Claims(causal=None, returns_weights=False, dtypes={"float32"}))
-    report = check(modest, "quick", clauses=["CAU-2", "SHP-2", "CFG-1"], dtypes=["float32", "float64"])
+    modest = replace(
+        faults.correct, claims=Claims(causal=None, returns_weights=False, dtypes={"float32"})
+    )
+    report = check(
+        modest, "quick", clauses=["CAU-2", "SHP-2", "CFG-1"], dtypes=["float32", "float64"]
+    )
     verdicts = {(v.clause, v.dtype): (v.status, v.message) for v in report.verdicts}
     assert verdicts["CAU-2", "float32"] == ("not_claimed", "needs the claim causal")
     assert verdicts["SHP-2", "float32"] == ("not_claimed", "needs the claim returns_weights")
@@ -117,7 +127,9 @@ def test_claimed_but_not_implemented_is_refused() -> None:
                 raise NotImplementedError("no masks yet")
             return super().allow(options, *rest)
 
-    (verdict,) = check(faults.implementation_of(NoMasks), clauses=["MSK-4"], dtypes=["float32"]).verdicts
+    (verdict,) = check(
+        faults.implementation_of(NoMasks), clauses=["MSK-4"], dtypes=["float32"]
+    ).verdicts
     assert verdict.status == "refused"
     assert "no masks yet" in verdict.message
     assert not verdict.conforms
@@ -130,10 +142,13 @@ def test_an_exception_is_a_failure() -> None:
                 raise RuntimeError("two are too many")
             return super().merge(x)
 
-    (verdict,) = check(faults.implementation_of(RaisesForTwoQueries), clauses=["NUM-1"], dtypes=["float32"]).verdicts
+    (verdict,) = check(
+        faults.implementation_of(RaisesForTwoQueries), clauses=["NUM-1"], dtypes=["float32"]
+    ).verdicts
     assert verdict.status == "fail"
     assert re.fullmatch(
-        r"the call raised RuntimeError: two are too many \(test_judge.py, line \d+ in merge\)", verdict.message
+        r"the call raised RuntimeError: two are too many \(test_judge.py, line \d+ in merge\)",
+        verdict.message,
     )
     assert verdict.case is not None
     assert "L=2" in verdict.case
@@ -147,7 +162,9 @@ def test_a_result_that_depends_on_earlier_calls_is_a_failure() -> None:
             type(self).calls += 1
             return super().merge(x) * (1.5 if type(self).calls % 7 == 0 else 1.0)
 
-    (verdict,) = check(faults.implementation_of(OffEverySeventhCall), clauses=["NUM-1"], dtypes=["float32"]).verdicts
+    (verdict,) = check(
+        faults.implementation_of(OffEverySeventhCall), clauses=["NUM-1"], dtypes=["float32"]
+    ).verdicts
     assert verdict.status == "fail"
 
 
@@ -157,7 +174,9 @@ def test_an_invalid_result_is_a_failure(returned: Any) -> None:
         def forward(self, *inputs: Any, mask: Any = None, is_causal: bool = False) -> Any:
             return returned
 
-    (verdict,) = check(faults.implementation_of(ReturnsInvalid), clauses=["SHP-1"], dtypes=["float32"]).verdicts
+    (verdict,) = check(
+        faults.implementation_of(ReturnsInvalid), clauses=["SHP-1"], dtypes=["float32"]
+    ).verdicts
     assert verdict.status == "fail"
     assert "should return Output" in verdict.message
 
@@ -177,7 +196,13 @@ def test_a_failure_is_described_with_everything_that_a_reader_needs() -> None:
     report = check(faults.implementations["FiniteFill"], clauses=["MSK-8"], dtypes=["float32"])
     (verdict,) = report.verdicts
     text = describe(verdict)
-    for part in ("MSK-8 (MUST)", "FiniteFill, float32 on cpu", "Case(mask='empty_rows')", "should be", "import torch"):
+    for part in (
+        "MSK-8 (MUST)",
+        "FiniteFill, float32 on cpu",
+        "Case(mask='empty_rows')",
+        "should be",
+        "import torch",
+    ):
         assert part in text
     lines = "\n".join(summarise(report.verdicts))
     assert "FiniteFill: DOES NOT CONFORM" in lines
@@ -186,7 +211,9 @@ def test_a_failure_is_described_with_everything_that_a_reader_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"profile": "slow"}, {"clauses": ["MSK-99"]}, {"dtypes": ["float8"]}, {"devices": ["tpu"]}], ids=str
+    "options",
+    [{"profile": "slow"}, {"clauses": ["MSK-99"]}, {"dtypes": ["float8"]}, {"devices": ["tpu"]}],
+    ids=str,
 )
 def test_unknown_settings_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"unknown \w+ .*(nown: |families are )") as error:

@@ -1,4 +1,6 @@
-"""Verdicts depend on nothing that was judged before: not on the order, the selection or the number of workers."""
+"""Verdicts depend on nothing that was judged before: not on the order, the selection or the number
+of workers.
+"""
 
 from __future__ import annotations
 
@@ -54,10 +56,15 @@ def what_counts(verdicts: list[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
 
 @cache
 def runs(target: str) -> list[dict[str, tuple[Any, ...]]]:
-    """Return the verdicts in order, in reverse, and on each clause alone, each run in a fresh process."""
+    """Return the verdicts in order, in reverse, and on each clause alone, each run in a fresh
+    process.
+    """
     clauses = TARGETS[target]
     groups = [",".join(clauses), ",".join(reversed(clauses)), *clauses]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+    }
     done = run_module("support.judged_in_order", target, *groups, env=environment)
     assert done.returncode == 0, done.stderr
     return [what_counts(verdicts) for verdicts in json.loads(done.stdout)]
@@ -75,13 +82,36 @@ def test_order_and_selection_change_no_verdict(target: str) -> None:
 
 def judged_by_pytest(report: Path, *options: str) -> dict[str, dict[str, tuple[Any, ...]]]:
     """Return what `pytest conformance` reports, by implementation and clause."""
-    command = ["conformance", "-q", "-p", "no:cacheprovider", "--mha-profile", "quick", "--mha-dtype", "float32"]
-    command += ["-k", " or ".join(FEWER), "--mha-report", str(report), *options, "--mha-impl", *FAST]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    command = [
+        "conformance",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--mha-profile",
+        "quick",
+        "--mha-dtype",
+        "float32",
+    ]
+    command += [
+        "-k",
+        " or ".join(FEWER),
+        "--mha-report",
+        str(report),
+        *options,
+        "--mha-impl",
+        *FAST,
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+    }
     run_module("pytest", *command, env=environment, cwd=HERE.parent)
     verdicts = json.loads(report.read_text())["verdicts"]
     names = {verdict["implementation"] for verdict in verdicts}
-    return {name: what_counts([each for each in verdicts if each["implementation"] == name]) for name in names}
+    return {
+        name: what_counts([each for each in verdicts if each["implementation"] == name])
+        for name in names
+    }
 
 
 @pytest.mark.slow
@@ -108,8 +138,12 @@ class ChangesStateOnce(Complete):
 
 
 CHANGES: dict[str, Callable[[], object]] = {
-    "the precision of float32 products from highest to high": lambda: torch.set_float32_matmul_precision("high"),
-    "the default dtype from torch.float32 to torch.float64": lambda: torch.set_default_dtype(torch.float64),
+    "the precision of float32 products from highest to high": (
+        lambda: torch.set_float32_matmul_precision("high")
+    ),
+    "the default dtype from torch.float32 to torch.float64": lambda: torch.set_default_dtype(
+        torch.float64
+    ),
     "the warnings filter": lambda: warnings.simplefilter("ignore"),
     "torch's random state": lambda: torch.rand(1),
 }
@@ -117,7 +151,9 @@ CHANGES: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("changed", CHANGES)
 @pytest.mark.parametrize("clauses", [("STA-5",), ("SHP-1", "HED-1", "STA-5")], ids="-".join)
-def test_what_the_first_call_changes_is_found_after_other_clauses_too(changed: str, clauses: tuple[str, ...]) -> None:
+def test_what_the_first_call_changes_is_found_after_other_clauses_too(
+    changed: str, clauses: tuple[str, ...]
+) -> None:
     members = {"change": staticmethod(CHANGES[changed]), "called": []}
     implementation = Direct(type("Once", (ChangesStateOnce,), members), CLAIMS)
     verdicts = {verdict.clause: verdict for verdict in check_all(implementation, clauses)}
@@ -126,7 +162,8 @@ def test_what_the_first_call_changes_is_found_after_other_clauses_too(changed: s
 
 
 QUIET = (
-    "import warnings\nwarnings.filterwarnings('ignore', message='old')\nwarnings.simplefilter('ignore', append=True)\n"
+    "import warnings\nwarnings.filterwarnings('ignore',"
+    " message='old')\nwarnings.simplefilter('ignore', append=True)\n"
 )
 
 
@@ -162,7 +199,10 @@ def check_all(implementation: Direct, clauses: tuple[str, ...]) -> tuple[Verdict
 
 def test_a_run_leaves_global_state_as_it_was() -> None:
     before = torch.get_rng_state(), torch.get_float32_matmul_precision(), list(warnings.filters)
-    members = {"change": staticmethod(lambda: torch.set_float32_matmul_precision("medium")), "called": []}
+    members = {
+        "change": staticmethod(lambda: torch.set_float32_matmul_precision("medium")),
+        "called": [],
+    }
     check_all(Direct(type("Once", (ChangesStateOnce,), members), CLAIMS), ("SHP-1",))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (torch.get_float32_matmul_precision(), list(warnings.filters)) == before[1:]

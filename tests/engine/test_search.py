@@ -1,4 +1,6 @@
-"""The search for a failure: its budget, discarded cases, shrinking, and whether its cases prove anything."""
+"""The search for a failure: its budget, discarded cases, shrinking, and whether its cases prove
+anything.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def asserts_nothing(session: Session, case: Case) -> None:
 
 def compares_with_the_oracle(session: Session, case: Case) -> None:
     problem = case.problem()
-    expect_close(session(problem).output, session.expected(problem).output, because="the oracle's value")
+    expect_close(
+        session(problem).output, session.expected(problem).output, because="the oracle's value"
+    )
 
 
 def compares_one_head(session: Session, case: Case) -> None:
@@ -73,7 +77,9 @@ def searched(prop: Property, waivers: tuple[Waiver, ...] = ()) -> Search:
     domain = prop.within(faults.complete.claims, "float32")
     assert isinstance(domain, Domain)
     space = CaseSpace(domain, faults.complete.claims, "float32", "cpu", QUICK.limits.longest)
-    search = Search(faults.complete, prop, space, Budget.of(prop, QUICK.limits), seed=0, waivers=waivers)
+    search = Search(
+        faults.complete, prop, space, Budget.of(prop, QUICK.limits), seed=0, waivers=waivers
+    )
     search.run()
     return search
 
@@ -84,14 +90,19 @@ def judged(prop: Property, monkeypatch: pytest.MonkeyPatch) -> Report:
     return check(faults.complete, "quick", clauses=["NUM-1"], dtypes=["float32"])
 
 
-def test_property_that_rejects_no_known_bad_answer_is_a_harness_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_property_that_rejects_no_known_bad_answer_is_a_harness_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     insensitive, sensitive = (
         made_property(function, must_reject=("zeros", "lopsided"))
         for function in (asserts_nothing, compares_with_the_oracle)
     )
     assert searched(sensitive).sensitivity.problem == ""
     problem = searched(insensitive).sensitivity.problem
-    assert problem == "only 0 of 48 cases reject the known-bad answers zeros, lopsided; at least 50% must"
+    assert (
+        problem
+        == "only 0 of 48 cases reject the known-bad answers zeros, lopsided; at least 50% must"
+    )
     report = judged(insensitive, monkeypatch)
     assert report.verdicts[0].status == "harness_error"
     assert problem in report.verdicts[0].message
@@ -99,7 +110,9 @@ def test_property_that_rejects_no_known_bad_answer_is_a_harness_error(monkeypatc
 
 
 def test_rejections_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = judged(made_property(compares_with_the_oracle, must_reject=("zeros", "lopsided")), monkeypatch)
+    report = judged(
+        made_property(compares_with_the_oracle, must_reject=("zeros", "lopsided")), monkeypatch
+    )
     rejections = report.verdicts[0].rejections
     assert set(rejections) == {"zeros", "lopsided"}
     assert rejections["zeros"].rejected == rejections["zeros"].tried >= 2
@@ -113,7 +126,9 @@ def test_rejection_rate_below_the_least_is_a_harness_error(monkeypatch: pytest.M
 
 
 def test_known_bad_answer_is_not_counted_where_it_is_right() -> None:
-    prop = made_property(compares_with_the_oracle, must_reject=("unmasked",), domain=Domain(masks=("none", "keys")))
+    prop = made_property(
+        compares_with_the_oracle, must_reject=("unmasked",), domain=Domain(masks=("none", "keys"))
+    )
     sensitivity = searched(prop).sensitivity
     assert sensitivity.right
     rejections = sensitivity.rejections["unmasked"]
@@ -123,12 +138,16 @@ def test_known_bad_answer_is_not_counted_where_it_is_right() -> None:
 
 def test_known_bad_answers_that_are_always_right_are_a_harness_error() -> None:
     # There are no masks.
-    problem = searched(made_property(compares_with_the_oracle, must_reject=("unmasked",))).sensitivity.problem
+    problem = searched(
+        made_property(compares_with_the_oracle, must_reject=("unmasked",))
+    ).sensitivity.problem
     assert problem.startswith("the known-bad answers unmasked are right in all of ")
 
 
 def test_to_ignore_masks_is_right_where_none_are_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    prop = made_property(compares_with_the_oracle, must_reject=("unmasked", "zeros"), min_rejection_rate=0.99)
+    prop = made_property(
+        compares_with_the_oracle, must_reject=("unmasked", "zeros"), min_rejection_rate=0.99
+    )
     monkeypatch.setattr("mha.conformance.engine.judge.properties", lambda: {"NUM-1": (prop,)})
     claims = replace(faults.complete.claims, masks=set(), causal=None, scores=Scores())
     maskless = faults.implementation_of(faults.Complete, claims)
@@ -143,9 +162,13 @@ def test_known_bad_answers_are_tried_on_the_cpu_whatever_the_device() -> None:
     assert outcome(prop, faults.complete.claims, case, REJECTED["zeros"]) is Outcome.REJECTED
 
 
-def test_a_single_known_bad_answer_that_is_never_rejected_is_a_harness_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_known_bad_answer_that_is_never_rejected_is_a_harness_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     domain = Domain(masks=("keys", "padding"), min_S=2)
-    prop = made_property(finds_zeros, must_reject=("unmasked", "zeros"), min_rejection_rate=0.25, domain=domain)
+    prop = made_property(
+        finds_zeros, must_reject=("unmasked", "zeros"), min_rejection_rate=0.25, domain=domain
+    )
     verdict = judged(prop, monkeypatch).verdicts[0]
     assert verdict.status == "harness_error"
     assert "reject the known-bad answer unmasked" in verdict.message
@@ -158,12 +181,19 @@ def test_lowest_registered_rejection_rate_can_still_be_missed() -> None:
 
 
 def test_discarded_cases_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    every, some = searched(made_property(compares_with_the_oracle)), searched(made_property(discards_few_keys))
+    every, some = (
+        searched(made_property(compares_with_the_oracle)),
+        searched(made_property(discards_few_keys)),
+    )
     assert 0 < len(some.cases) < len(every.cases)
     assert all(case.S > 2 for case in some.cases)
     assert some.discard_reason == "there are too few keys"
     verdict = judged(made_property(discards_everything), monkeypatch).verdicts[0]
-    assert (verdict.status, verdict.examples, verdict.message) == ("not_claimed", 0, "this never holds")
+    assert (verdict.status, verdict.examples, verdict.message) == (
+        "not_claimed",
+        0,
+        "this never holds",
+    )
 
 
 def test_max_cases_limits_both_phases() -> None:
@@ -200,7 +230,9 @@ def test_waiver_of_some_cases_leaves_the_others() -> None:
 
 
 def test_exception_of_a_property_is_a_harness_error() -> None:
-    result = run_property(faults.complete, made_property(raises_an_exception), "float32", "cpu", QUICK)
+    result = run_property(
+        faults.complete, made_property(raises_an_exception), "float32", "cpu", QUICK
+    )
     assert "raises_an_exception: ZeroDivisionError('in the property')" in result.harness_error
     assert "Traceback" in result.harness_error
     assert result.ends

@@ -1,4 +1,6 @@
-"""A failure is blocked only by what is itself seen to fail; otherwise it fails, with its own message and script."""
+"""A failure is blocked only by what is itself seen to fail; otherwise it fails, with its own
+message and script.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_a_failure_is_blocked_by_what_fails() -> None:
     assert statuses(cause, other) == {"STA-1": "fail", "NUM-1": "blocked"}
     assert statuses(verdict("x", "STA-1", "refused"), other)["NUM-1"] == "blocked"
     assert statuses(verdict("x", "STA-1", "waived"), other)["NUM-1"] == "blocked"
-    assert statuses(verdict("x", "HED-1", "fail"), explained("GRD-1", "HED-1"))["GRD-1"] == "blocked"
+    assert (
+        statuses(verdict("x", "HED-1", "fail"), explained("GRD-1", "HED-1"))["GRD-1"] == "blocked"
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +97,13 @@ def test_shards_are_settled_when_they_are_merged() -> None:
 
 def test_report_of_an_earlier_version_is_settled_when_it_is_read() -> None:
     blocked = replace(explained("NUM-1", "STA"), status="blocked")
-    for verdicts, status in ([blocked], "fail"), ([blocked, verdict("x", "STA-1", "fail")], "blocked"):
+    for verdicts, status in (
+        ([blocked], "fail"),
+        (
+            [blocked, verdict("x", "STA-1", "fail")],
+            "blocked",
+        ),
+    ):
         assert Report.from_json(report(*verdicts).to_json()).verdicts[0].status == status
 
 
@@ -117,7 +127,9 @@ def test_command_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert MESSAGE in in_full
     assert "To reproduce it" in in_full
     assert "blocked" not in in_full
-    some = {clause: members for clause, members in settings.properties().items() if clause in CLAUSES}
+    some = {
+        clause: members for clause, members in settings.properties().items() if clause in CLAUSES
+    }
     monkeypatch.setattr(settings, "properties", lambda: some)
     assert (
         f"\nfail            MSK-8   float32: {BRIEF}"
@@ -125,7 +137,9 @@ def test_command_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_command_is_brief_about_what_is_blocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_is_brief_about_what_is_blocked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     some = {clause: settings.properties()[clause] for clause in ("SHP-1", "NUM-1", "STA-1")}
     monkeypatch.setattr(settings, "properties", lambda: some)
@@ -142,7 +156,9 @@ def test_pytest_gives_the_reason() -> None:
     assert done.returncode == 1
     assert f"message    {MESSAGE}" in done.stdout
     assert "To reproduce it" in done.stdout
-    assert "fail            MSK-8   float32: output.shape is (1, 0, 1), but should be" in done.stdout
+    assert (
+        "fail            MSK-8   float32: output.shape is (1, 0, 1), but should be" in done.stdout
+    )
     assert "blocked" not in done.stdout
 
 
@@ -151,7 +167,9 @@ def test_pytest_is_brief_about_what_is_blocked() -> None:
     target = "mha.conformance.faults.state:faulty_ScalesQueryInPlace"
     done = run("-k", "SHP-1 or NUM-1 or STA-1", "-n", "2", "--mha-impl", target, *QUICK)
     assert done.returncode == 1
-    failures, _, _ = done.stdout.partition("short test summary info")  # repeats the messages where CI is set
+    failures, _, _ = done.stdout.partition(
+        "short test summary info"
+    )  # repeats the messages where CI is set
     assert failures.count("blocked by STA, which fails too: start there") == 2
     assert failures.count("To reproduce it") == 1
     assert "    blocked by STA (which the same calls fail): SHP-1, NUM-1" in done.stdout

@@ -32,7 +32,14 @@ SOME_CASES = (Case(), Case(L=2), Case(L=3))
 def untested(clause: str = "MSK-8") -> Verdict:
     """Return what is known of a verdict before any property runs."""
     level = CLAUSES[clause].level
-    return Verdict(implementation="Correct", clause=clause, level=level, dtype="float32", device="cpu", status="pass")
+    return Verdict(
+        implementation="Correct",
+        clause=clause,
+        level=level,
+        dtype="float32",
+        device="cpu",
+        status="pass",
+    )
 
 
 def prop_of(clause: str = "MSK-8", number: int = 1) -> Property:
@@ -45,7 +52,12 @@ def failure_of(violation: Violation, case: Case = SOME_CASES[1]) -> Failure:
 
 def failed(violation: Violation, prop: Property | None = None, **fields: Any) -> PropertyResult:
     """Return the result of a property that failed on the second of its cases."""
-    known = {"prop": prop or prop_of(), "cases": SOME_CASES, "failure": failure_of(violation), "cases_to_failure": 2}
+    known = {
+        "prop": prop or prop_of(),
+        "cases": SOME_CASES,
+        "failure": failure_of(violation),
+        "cases_to_failure": 2,
+    }
     return PropertyResult(**known | fields)
 
 
@@ -59,8 +71,17 @@ def passed(**fields: Any) -> PropertyResult:
 
 
 def test_results_without_failure_pass_and_are_added_up() -> None:
-    zeros, more_zeros = {"zeros": Rejections(1, 2)}, {"zeros": Rejections(3, 3), "noise": Rejections(1, 1)}
-    results = [passed(rejections=zeros), passed(cases=SOME_CASES[:1], margin=0.75, rejections=more_zeros)]
+    zeros, more_zeros = (
+        {"zeros": Rejections(1, 2)},
+        {
+            "zeros": Rejections(3, 3),
+            "noise": Rejections(1, 1),
+        },
+    )
+    results = [
+        passed(rejections=zeros),
+        passed(cases=SOME_CASES[:1], margin=0.75, rejections=more_zeros),
+    ]
     verdict = verdict_of(untested(), results, [])
     assert (verdict.status, verdict.examples, verdict.margin) == ("pass", 4, 0.75)
     assert verdict.rejections == {"noise": Rejections(1, 1), "zeros": Rejections(4, 5)}
@@ -109,7 +130,9 @@ def test_not_implemented_is_refused(error: Exception, status: str) -> None:
 
 
 def test_a_failed_precondition_explains_a_failure() -> None:
-    precondition = FailedPrecondition("HED-1", "a plain call fails HED-1: output_2[0] is 1, but should be 2")
+    precondition = FailedPrecondition(
+        "HED-1", "a plain call fails HED-1: output_2[0] is 1, but should be 2"
+    )
     verdict = verdict_of(untested(), [failed(Violation("off"), blocked_by=precondition)], [])
     assert (verdict.status, verdict.blocked_by) == ("fail", "HED-1")
     assert verdict.message == f"off [{precondition.message}]"
@@ -120,14 +143,20 @@ def test_a_failed_precondition_explains_a_failure() -> None:
 def test_a_violation_of_another_family_is_explained_by_it() -> None:
     violation = Violation("the call changed its query in place", family="STA")
     verdict = verdict_of(untested(), [failed(violation)], [])
-    assert (verdict.status, verdict.blocked_by, verdict.message) == ("fail", "STA", violation.message)
+    assert (verdict.status, verdict.blocked_by, verdict.message) == (
+        "fail",
+        "STA",
+        violation.message,
+    )
     own = Violation("a mask", family="MSK")
     assert verdict_of(untested(), [failed(own)], []).blocked_by is None
 
 
 def test_a_violation_of_another_family_fails_in_a_variant() -> None:
     """Nothing else has built the variant, so the clause of the other family may pass."""
-    verdict = verdict_of(untested("GQA-1"), [failed(Violation("the shape", family="SHP"), prop_of("GQA-1"))], [])
+    verdict = verdict_of(
+        untested("GQA-1"), [failed(Violation("the shape", family="SHP"), prop_of("GQA-1"))], []
+    )
     assert (verdict.status, verdict.blocked_by) == ("fail", None)
 
 
@@ -142,19 +171,27 @@ def test_a_waived_failure_conforms() -> None:
     waiver = waiver_of("it is known")
     results = [passed(waived={waiver: failure_of(Violation("off"))}, fully_waived=True)]
     verdict = verdict_of(untested(), results, [waiver])
-    assert (verdict.status, verdict.case, verdict.violated) == ("waived", "Case(L=2)", results[0].prop.name)
+    assert (verdict.status, verdict.case, verdict.violated) == (
+        "waived",
+        "Case(L=2)",
+        results[0].prop.name,
+    )
     assert verdict.message == "off [waived: it is known]"
     assert verdict.conforms
 
 
 def test_a_failure_outside_its_waiver_fails() -> None:
-    verdict = verdict_of(untested(), [failed(Violation("off"))], [waiver_of("it is known", where="L == 9")])
+    verdict = verdict_of(
+        untested(), [failed(Violation("off"))], [waiver_of("it is known", where="L == 9")]
+    )
     assert verdict.status == "fail"
     assert "not covered by its waiver: it is known" in verdict.message
 
 
 def test_a_waiver_is_stale_where_nothing_fails() -> None:
-    verdict = verdict_of(untested("SHP-5"), [passed(prop=prop_of("SHP-5"))], [waiver_of("it is known")])
+    verdict = verdict_of(
+        untested("SHP-5"), [passed(prop=prop_of("SHP-5"))], [waiver_of("it is known")]
+    )
     assert (verdict.status, verdict.required, verdict.conforms) == ("stale_waiver", True, False)
     assert "delete its waiver: it is known" in verdict.message
 
@@ -176,18 +213,25 @@ def test_a_partial_waiver_is_stale_only_if_its_cases_were_tried() -> None:
 def test_few_cases_do_not_make_a_waiver_stale() -> None:
     for waiver in (waiver_of("it is known"), waiver_of("it is known", where="L == 2")):
         verdict = verdict_of(untested(), [passed()], [waiver], few=True)
-        assert (verdict.status, verdict.message) == ("pass", "no case that was tried needs its waiver: it is known")
+        assert (verdict.status, verdict.message) == (
+            "pass",
+            "no case that was tried needs its waiver: it is known",
+        )
     unclaimed = PropertyResult(prop=prop_of(), not_applicable=NeedsClaim("masks"))
     assert verdict_of(untested(), [unclaimed], [waiver_of()], few=True).status == "stale_waiver"
 
 
 def test_an_expired_waiver_waives_nothing() -> None:
     expired = waiver_of("it was known", expires=date(2020, 1, 1))
-    passing = check(faults.correct, "quick", clauses=["MSK-8"], dtypes=["float32"], waivers=[expired]).verdicts[0]
+    passing = check(
+        faults.correct, "quick", clauses=["MSK-8"], dtypes=["float32"], waivers=[expired]
+    ).verdicts[0]
     assert passing.status == "stale_waiver"
     assert "expired on 2020-01-01: it was known" in passing.message
     waiver = replace(expired, implementation="FiniteFill")
     finite_fill = faults.implementations["FiniteFill"]
-    failing = check(finite_fill, "quick", clauses=["MSK-8"], dtypes=["float32"], waivers=[waiver]).verdicts[0]
+    failing = check(
+        finite_fill, "quick", clauses=["MSK-8"], dtypes=["float32"], waivers=[waiver]
+    ).verdicts[0]
     assert failing.status == "fail"
     assert "expired on 2020-01-01: it was known" in failing.message

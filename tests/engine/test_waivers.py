@@ -87,7 +87,9 @@ def test_expired_waiver_waives_nothing() -> None:
     (failed,) = judged(past)
     assert failed.status == "fail"
     assert f"[its waiver expired on {past.expires}: known]" in failed.message
-    for waiver in (replace(past, implementation=CORRECT.name, clause=clause) for clause in ("MSK-8", "GQA-1")):
+    for waiver in (
+        replace(past, implementation=CORRECT.name, clause=clause) for clause in ("MSK-8", "GQA-1")
+    ):
         (stale,) = judged(waiver)
         assert stale.status == "stale_waiver"
         assert f"delete its waiver, which expired on {past.expires}: known" in stale.message
@@ -121,7 +123,10 @@ def test_waiver_of_cases_that_are_not_tried_is_not_stale() -> None:
 def test_waiver_of_an_unclaimed_clause_is_stale() -> None:
     (stale,) = judged(Waiver(implementation=CORRECT.name, clause="GQA-1", reason="known"))
     assert stale.status == "stale_waiver"
-    assert "nothing is judged: needs the claim grouped_query; delete its waiver: known" in stale.message
+    assert (
+        "nothing is judged: needs the claim grouped_query; delete its waiver: known"
+        in stale.message
+    )
 
 
 @pytest.mark.slow
@@ -130,7 +135,9 @@ def test_built_in_waivers_are_all_needed() -> None:
         if "cpu" not in (waiver.device or ("cpu",)):
             continue  # of what a GPU does
         implementation = resolve(waiver.implementation)[0].implementation
-        report = check(implementation, clauses=[waiver.clause], dtypes=waiver.dtype or ("float32", "float64"))
+        report = check(
+            implementation, clauses=[waiver.clause], dtypes=waiver.dtype or ("float32", "float64")
+        )
         assert {verdict.status for verdict in report.verdicts} == {"waived"}, waiver
 
 
@@ -140,7 +147,9 @@ def test_built_in_waivers_apply_to_what_this_package_ships() -> None:
     assert all(shipped_as(implementation) for implementation in loaded)
     names = {each.name for each in loaded}
     assert {waiver.implementation for waiver in built_in_waivers()} <= names
-    of_torch_mha = tuple(waiver for waiver in built_in_waivers() if waiver.implementation == "torch_mha")
+    of_torch_mha = tuple(
+        waiver for waiver in built_in_waivers() if waiver.implementation == "torch_mha"
+    )
     assert Settings().waivers_of(torch_mha) == of_torch_mha
     renamed = Settings().waivers_of(resolve("mine=torch_mha")[0].implementation)
     given = [(waiver.implementation, waiver.clause) for waiver in renamed]
@@ -148,7 +157,9 @@ def test_built_in_waivers_apply_to_what_this_package_ships() -> None:
 
 
 @pytest.mark.parametrize(("implementation", "status"), [(CORRECT, "pass"), (FAULTY, "fail")])
-def test_built_in_waivers_do_not_apply_to_another_of_the_same_name(implementation: Any, status: str) -> None:
+def test_built_in_waivers_do_not_apply_to_another_of_the_same_name(
+    implementation: Any, status: str
+) -> None:
     namesake = replace(implementation, name="torch_mha")
     assert Settings().waivers_of(namesake) == ()
     (verdict,) = check(namesake, clauses=["MSK-8"], dtypes=["float32"]).verdicts
@@ -169,8 +180,14 @@ BAD_FILES = {
     "a number": (f"{HEAD}reason = 3\n", "reason must be a string, but is 3"),
     "an unknown dtype": (f'{TABLE}dtype = "float8"\n', "dtype must be one or a list of float64"),
     "a dtype that is a number": (f"{TABLE}dtype = 8\n", "dtype must be one or a list of float64"),
-    "an unknown device": (f'{TABLE}device = ["cpu", "tpu"]\n', "device must be one or a list of cpu, cuda"),
-    "a date in quotes": (f'{TABLE}expires = "2030-01-01"\n', "expires must be a date such as 2030-12-31"),
+    "an unknown device": (
+        f'{TABLE}device = ["cpu", "tpu"]\n',
+        "device must be one or a list of cpu, cuda",
+    ),
+    "a date in quotes": (
+        f'{TABLE}expires = "2030-01-01"\n',
+        "expires must be a date such as 2030-12-31",
+    ),
     "a call": (f"{TABLE}where = '__import__(\"os\")'\n", "may only compare"),
     "an attribute": (f"{TABLE}where = 'L.real == 1'\n", "may only compare"),
     "half an expression": (f"{TABLE}where = 'L =='\n", "is not an expression"),
@@ -209,11 +226,19 @@ def test_waiver_made_in_python_is_validated_too(fields: dict[str, Any], message:
 
 def test_written_waiver_is_read_back(tmp_path: Path) -> None:
     waiver = replace(
-        KNOWN, url="u", dtype=("float16",), device=("cuda", "cpu"), where="L == 'ü\"'", error="\t\x7f", expires=TODAY
+        KNOWN,
+        url="u",
+        dtype=("float16",),
+        device=("cuda", "cpu"),
+        where="L == 'ü\"'",
+        error="\t\x7f",
+        expires=TODAY,
     )
     (tmp_path / "w.toml").write_text(f"{waiver.to_toml()}\n{KNOWN.to_toml()}", encoding="utf-8")
     assert read_waivers(tmp_path / "w.toml") == [waiver, KNOWN]
-    with pytest.raises(WaiverError, match="clauses of NanInEmptyRow, which is not judged in this run"):
+    with pytest.raises(
+        WaiverError, match="clauses of NanInEmptyRow, which is not judged in this run"
+    ):
         read_waivers(tmp_path / "w.toml", ["other"])
 
 
@@ -225,7 +250,9 @@ def test_one_word_counts_as_a_list(tmp_path: Path) -> None:
 
 def test_waiver_of_the_docs_can_be_read(tmp_path: Path) -> None:
     docs = (DOCS / "results.md").read_text(encoding="utf-8")
-    (tmp_path / "w.toml").write_text(docs.split("```toml\n[[waiver]]")[1].split("```")[0].join(["[[waiver]]", ""]))
+    (tmp_path / "w.toml").write_text(
+        docs.split("```toml\n[[waiver]]")[1].split("```")[0].join(["[[waiver]]", ""])
+    )
     (waiver,) = read_waivers(tmp_path / "w.toml", ["my-attention"])
     assert waiver.partial
     assert waiver.expires == date(2030, 12, 31)

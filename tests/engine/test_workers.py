@@ -1,4 +1,6 @@
-"""Judging in several processes: the same verdicts, in the same order, and a process that dies fails one clause."""
+"""Judging in several processes: the same verdicts, in the same order, and a process that dies fails
+one clause.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from mha.conformance.cases.case import Case
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.engine.replay import replay_case
 from mha.conformance.engine.watch import why
-from mha.conformance.engine.workers import COMPILED, LONGEST, Ended, Workers, crashed, in_order_of_start
+from mha.conformance.engine.workers import (
+    COMPILED,
+    LONGEST,
+    Ended,
+    Workers,
+    crashed,
+    in_order_of_start,
+)
 from mha.conformance.faults import registry as faults
 from mha.conformance.harness import isolation
 from mha.conformance.results import Report, Verdict
@@ -30,7 +39,9 @@ from mha.implementations import Resolved, resolve
 from mha.spec import Implementation, Output
 from support.forks import run_module
 
-SETTINGS = Settings(profile="quick", clauses=("CFG-1", "SHP-1", "SHP-5", "SMX-1", "MSK-8"), dtypes=("float32",))
+SETTINGS = Settings(
+    profile="quick", clauses=("CFG-1", "SHP-1", "SHP-5", "SMX-1", "MSK-8"), dtypes=("float32",)
+)
 DYING = """
 import os
 from mha.implementations.loop import implementation as loop
@@ -92,11 +103,15 @@ def test_process_that_dies_fails_the_clause_at_hand(tmp_path: Path) -> None:
     with Workers(2) as workers:
         verdicts = list(workers.judge_all(dying(tmp_path, "os.kill(os.getpid(), 11)"), SETTINGS))
     failed = {verdict.clause: verdict.message for verdict in verdicts if verdict.status == "fail"}
-    assert failed == {"SHP-5": "judging did not end: its process was ended by SIGSEGV, in die (dying.py, line 18)"}
+    assert failed == {
+        "SHP-5": "judging did not end: its process was ended by SIGSEGV, in die (dying.py, line 18)"
+    }
     assert [verdict.clause for verdict in verdicts] == list(SETTINGS.clauses)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only there are processes forked, with what is changed here")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only there are processes forked, with what is changed here"
+)
 def test_process_that_loses_its_gpu_fails_the_clause_at_hand_and_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +119,8 @@ def test_process_that_loses_its_gpu_fails_the_clause_at_hand_and_is_replaced(
         if (tmp_path / str(os.getpid())).exists():
             raise RuntimeError("CUDA error: misaligned address")
 
-    # As if a kernel had failed: the call returns, and whoever waits for the GPU afterwards gets the error.
+    # As if a kernel had failed: the call returns, and whoever waits for the GPU afterwards gets the
+    # error.
     monkeypatch.setattr(isolation.GPU, "is_initialized", lambda: True)
     monkeypatch.setattr(isolation.GPU, "synchronize", synchronize)
     losing = dying(tmp_path, f"open(f'{tmp_path}/{{os.getpid()}}', 'w').close()")
@@ -113,13 +129,18 @@ def test_process_that_loses_its_gpu_fails_the_clause_at_hand_and_is_replaced(
         verdicts = list(workers.judge_all(losing, SETTINGS))
         assert len(workers.members) == 2
         assert len(set(first) - set(workers.members)) == 1
-    assert {verdict.clause: verdict.status for verdict in verdicts if verdict.status != "pass"} == {"SHP-5": "fail"}
+    assert {verdict.clause: verdict.status for verdict in verdicts if verdict.status != "pass"} == {
+        "SHP-5": "fail"
+    }
     assert lost(verdicts[SETTINGS.clauses.index("SHP-5")])
 
 
 def lost(verdict: Verdict) -> bool:
     """Whether it is that on the call that lost the GPU."""
-    reason = "the call raised RuntimeError: CUDA error: misaligned address, and its process can no longer use the GPU"
+    reason = (
+        "the call raised RuntimeError: CUDA error: misaligned address, and its process can no"
+        " longer use the GPU"
+    )
     return verdict.message.startswith(reason) and str(verdict.case).startswith("Case(")
 
 
@@ -128,7 +149,9 @@ class Losing(faults.Correct):
 
     done: ClassVar[list[int]]
 
-    def forward(self, query: Tensor, key: Tensor, *rest: Any, mask: Tensor | None = None, **options: Any) -> Output:
+    def forward(
+        self, query: Tensor, key: Tensor, *rest: Any, mask: Tensor | None = None, **options: Any
+    ) -> Output:
         self.done += [1] if mask is not None and mask.shape[-1] < key.shape[1] else []
         return super().forward(query, key, *rest, mask=mask, **options)
 
@@ -158,7 +181,13 @@ def test_nothing_is_judged_by_a_process_that_lost_its_gpu(losing: Implementation
 
 
 def test_waiver_of_some_cases_covers_one_that_loses_the_gpu(losing: Implementation) -> None:
-    known = Waiver(implementation=losing.name, clause="MSK-5", reason="known", error="misaligned", where="S > 1")
+    known = Waiver(
+        implementation=losing.name,
+        clause="MSK-5",
+        reason="known",
+        error="misaligned",
+        where="S > 1",
+    )
     (verdict,) = check(losing, "quick", clauses="MSK-5", dtypes="float32", waivers=[known]).verdicts
     assert verdict.status == "waived"
     assert lost(verdict)
@@ -167,7 +196,10 @@ def test_waiver_of_some_cases_covers_one_that_loses_the_gpu(losing: Implementati
 def test_case_that_loses_the_gpu_fails_again(losing: Implementation) -> None:
     case, violated = Case(L=2, S=2, mask="empty_or_full"), "mask_of_one_key_is_expanded_or_refused"
     outcome, message = replay_case(losing, "MSK-5", case, violated=violated)
-    assert (outcome, message) == ("FAILS", "the call raised RuntimeError: CUDA error: misaligned address")
+    assert (outcome, message) == (
+        "FAILS",
+        "the call raised RuntimeError: CUDA error: misaligned address",
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,7 +223,9 @@ def test_verdict_on_a_crash_heeds_levels_and_waivers(status: int | None, reason:
 
 
 def test_process_that_was_killed_is_not_blamed_on_the_implementation() -> None:
-    verdict = crashed(resolve("loop")[0], Task("SHP-5", "float32", "cpu"), SETTINGS, Ended(why(-9), -9))
+    verdict = crashed(
+        resolve("loop")[0], Task("SHP-5", "float32", "cpu"), SETTINGS, Ended(why(-9), -9)
+    )
     assert verdict.status == "harness_error"
     assert verdict.message.endswith("its process was killed (SIGKILL), perhaps for want of memory")
 
@@ -235,18 +269,33 @@ CLOSED = """
 """
 
 
-def test_what_is_judged_finds_signals_and_standard_input_as_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_what_is_judged_finds_signals_and_standard_input_as_in_a_process_of_its_own(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "pipes.py"
     file.write_text(DYING.format(end=CLOSED.strip()))
-    command = [sys.executable, "-m", "mha.conformance", "check", f"{file}:implementation", "--jobs", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "mha.conformance",
+        "check",
+        f"{file}:implementation",
+        "--jobs",
+        "2",
+    ]
     command += ["--clause", "SHP-5,SHP-1", "--dtype", "float32"]
-    done = subprocess.run(command, input="hello", cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, input="hello", cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
     assert "as usual" in done.stderr
 
 
 def test_process_that_cannot_import_it_leaves_it_to_the_others(tmp_path: Path) -> None:
-    once = "try:\n    open(__file__ + '.once', 'x').close()\nexcept FileExistsError:\n    os._exit(7)\n"
+    once = (
+        "try:\n    open(__file__ + '.once', 'x').close()\nexcept FileExistsError:\n   "
+        " os._exit(7)\n"
+    )
     file = tmp_path / "once.py"
     file.write_text(DYING.format(end="pass") + once)
     with Workers(2) as workers:
@@ -254,7 +303,9 @@ def test_process_that_cannot_import_it_leaves_it_to_the_others(tmp_path: Path) -
         assert {verdict.status for verdict in workers.judge_all(resolved, SETTINGS)} == {"pass"}
 
 
-def test_no_module_of_the_current_folder_is_taken_for_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_module_of_the_current_folder_is_taken_for_pythons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("random.py").write_text("1 / 0")
     (loop,) = resolve("loop")
@@ -274,7 +325,9 @@ def test_verdicts_that_wait_for_their_turn_are_kept(tmp_path: Path) -> None:
 @pytest.mark.mostly_slow(1)
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are found in /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_run_that_ends_early_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
+def test_run_that_ends_early_leaves_no_process_behind(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "mha.conformance", "check", "minimal", "--jobs", "2", "-v"]
     with Popen(command, cwd=tmp_path, stdout=PIPE, stderr=STDOUT, text=True) as running:
         assert running.stdout is not None
@@ -282,7 +335,9 @@ def test_run_that_ends_early_leaves_no_process_behind(number: signal.Signals, tm
         started = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
         assert len(started) == 2
         # They are forks of the command, not a Python each.
-        assert {command_of(process) for process in (str(running.pid), *started)} == {command_of(str(running.pid))}
+        assert {command_of(process) for process in (str(running.pid), *started)} == {
+            command_of(str(running.pid))
+        }
         running.send_signal(number)
         rest = running.stdout.read()
     assert "Traceback" not in rest
@@ -309,7 +364,15 @@ def test_process_that_hangs_ends_with_a_command_that_was_killed(tmp_path: Path) 
         "        raise ValueError\n\n"
         "implementation = Hangs()\n"
     )
-    command = [sys.executable, "-m", "mha.conformance", "check", "hangs.py:implementation", "--jobs", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "mha.conformance",
+        "check",
+        "hangs.py:implementation",
+        "--jobs",
+        "2",
+    ]
     with Popen(command, cwd=tmp_path, stdout=DEVNULL, stderr=DEVNULL) as running:
         end = monotonic() + 60
         while not (tmp_path / "hanging").exists() and monotonic() < end:

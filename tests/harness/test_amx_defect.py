@@ -1,4 +1,6 @@
-"""The products of torch that make a row before one of NaN NaN: no implementation is blamed for them."""
+"""The products of torch that make a row before one of NaN NaN: no implementation is blamed for
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,19 @@ from mha.spec import Problem
 CASE = Case(n_heads=3, head_dim=3, L=17, S=17, dtype="bfloat16", mask="keys", inputs="cross")
 CALLS: dict[str, tuple[bool, Callable[[Problem], Problem]]] = {
     "plain": (False, lambda problem: problem),
-    "NaN": (True, lambda problem: problem.change(key=problem.key.masked_fill(problem.key > 0, float("nan")))),
-    "numbers whose products overflow": (True, lambda problem: problem.change(value=problem.value * 1e30)),
+    "NaN": (
+        True,
+        lambda problem: problem.change(key=problem.key.masked_fill(problem.key > 0, float("nan"))),
+    ),
+    "numbers whose products overflow": (
+        True,
+        lambda problem: problem.change(value=problem.value * 1e30),
+    ),
     "an empty row": (True, lambda problem: problem.change(mask=torch.zeros_like(problem.mask))),
-    "few rows": (False, lambda problem: problem.map_inputs(lambda x: x[:, :16] * 1e30).change(mask=None)),
+    "few rows": (
+        False,
+        lambda problem: problem.map_inputs(lambda x: x[:, :16] * 1e30).change(mask=None),
+    ),
     "float32": (False, lambda problem: problem.map_inputs(lambda x: x.float() * 1e30)),
 }
 

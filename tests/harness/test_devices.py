@@ -1,4 +1,6 @@
-"""Implementations and faults make their tensors on the device of the inputs, as meta tensors show without a GPU."""
+"""Implementations and faults make their tensors on the device of the inputs, as meta tensors show
+without a GPU.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def inputs(implementation: Implementation, *, training: bool) -> tuple[Any, Tens
 
 @contextmanager
 def unmixed(name: str) -> Iterator[None]:
-    """Fail if devices are mixed; an implementation may refuse the call, or read a number that meta tensors lack."""
+    """Fail if devices are mixed; an implementation may refuse the call, or read a number that meta
+    tensors lack.
+    """
     raised = None
     try:
         yield
@@ -47,7 +51,9 @@ def test_tensors_are_made_on_the_device_of_the_inputs() -> None:
         for dtype, training in product(masks, (False, True)) if "cuda" in claims.devices else ():
             with preserved(), unmixed(name), torch.no_grad():
                 attention, x = inputs(implementation, training=training)
-                mask = None if dtype is None else torch.ones(2, 1, 20, 20, device="meta", dtype=dtype)
+                mask = (
+                    None if dtype is None else torch.ones(2, 1, 20, 20, device="meta", dtype=dtype)
+                )
                 causal = training and claims.causal is not None
                 output = attention(x, x, x, mask=mask, is_causal=causal, need_weights=False).output
                 assert output.device.type == "meta", name

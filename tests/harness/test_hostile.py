@@ -27,8 +27,14 @@ MESSAGES = {
     "gives_elsewhere": ("SHP-1", "output_2.device is meta, but should be cpu"),
     "gives_lazy": ("SHP-1", "output_2 is of type Lazy, but should be a tensor"),
     "writes_later": ("NUM-1", "but should be"),
-    "replaces_comparisons": ("STA-5", "the call replaced torch.Tensor.all, torch.allclose, torch.equal, for everybody"),
-    "replaces_softmax": ("STA-5", "the call replaced torch.Tensor.softmax, torch.softmax, for everybody"),
+    "replaces_comparisons": (
+        "STA-5",
+        "the call replaced torch.Tensor.all, torch.allclose, torch.equal, for everybody",
+    ),
+    "replaces_softmax": (
+        "STA-5",
+        "the call replaced torch.Tensor.softmax, torch.softmax, for everybody",
+    ),
     "seeks_the_oracle": ("NUM-1", "but should be"),
 }
 
@@ -44,7 +50,10 @@ RESULTS = {
     "asks_from_a_thread": ("NUM-1", "but should be"),
     "asks_the_session": ("NUM-1", "but should be"),
     "leaves_a_mode": ("STA-5", "the call left the mode _Equal entered, for everybody"),
-    "leaves_a_mode_of_dispatch": ("STA-5", "the call left the mode _EqualBelow entered, for everybody"),
+    "leaves_a_mode_of_dispatch": (
+        "STA-5",
+        "the call left the mode _EqualBelow entered, for everybody",
+    ),
     "leaves_a_device": ("STA-5", "the call changed the default device, for everybody"),
 }
 
@@ -53,14 +62,18 @@ RESULTS = {
 @pytest.mark.parametrize("name", RESULTS)
 def test_wrong_result_that_hides_itself_fails(name: str) -> None:
     clause, message = RESULTS[name]
-    (verdict,) = check(getattr(hostile_results, name), "quick", clauses=[clause], dtypes=["float32"]).verdicts
+    (verdict,) = check(
+        getattr(hostile_results, name), "quick", clauses=[clause], dtypes=["float32"]
+    ).verdicts
     assert (verdict.status, message in verdict.message) == ("fail", True), verdict.message
     assert torch.ones(()).device.type == "cpu"
 
 
 @pytest.mark.usefixtures("undiagnosed")
 def test_gradients_of_weights_that_hide_themselves_fail() -> None:
-    (verdict,) = check(hostile_results.reports_for_another, "quick", clauses=["GRD-1"], dtypes=["float32"]).verdicts
+    (verdict,) = check(
+        hostile_results.reports_for_another, "quick", clauses=["GRD-1"], dtypes=["float32"]
+    ).verdicts
     assert (verdict.status, "but should be" in verdict.message) == ("fail", True), verdict.message
 
 
@@ -68,9 +81,13 @@ def test_gradients_of_weights_that_hide_themselves_fail() -> None:
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("name", hostile_exceptions.RAISING)
 def test_exception_that_would_steer_the_judge_is_that_of_the_call(name: str) -> None:
-    """It is none that discards a case, skips a test or ends the run; to refuse what is invalid, any will do."""
+    """It is none that discards a case, skips a test or ends the run; to refuse what is invalid, any
+    will do.
+    """
     implementation = hostile_exceptions.RAISING[name]
-    verdicts = check(implementation, "quick", clauses=["SHP-1", "NUM-1", "SHP-6"], dtypes=["float32"]).verdicts
+    verdicts = check(
+        implementation, "quick", clauses=["SHP-1", "NUM-1", "SHP-6"], dtypes=["float32"]
+    ).verdicts
     assert [verdict.status for verdict in verdicts] == ["fail", "pass", "blocked"]
     assert verdicts[0].message.startswith("the call raised ")
 
@@ -78,7 +95,9 @@ def test_exception_that_would_steer_the_judge_is_that_of_the_call(name: str) -> 
 @pytest.mark.usefixtures("undiagnosed")
 def test_case_is_not_discarded_where_an_attribute_is_looked_at() -> None:
     implementation = hostile_exceptions.discards_when_looked_at
-    verdicts = check(implementation, "quick", clauses=["SHP-1", "NUM-1"], dtypes=["float32"]).verdicts
+    verdicts = check(
+        implementation, "quick", clauses=["SHP-1", "NUM-1"], dtypes=["float32"]
+    ).verdicts
     assert [verdict.status for verdict in verdicts] == ["fail", "blocked"]
     assert verdicts[0].message.startswith("the call raised Discard: nothing is wrong")
 
@@ -86,7 +105,9 @@ def test_case_is_not_discarded_where_an_attribute_is_looked_at() -> None:
 @pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", ["fails_as_expected", "skips", "ends_the_run", "fails_in_pytest"])
 def test_exceptions_of_pytest_steer_no_run(name: str) -> None:
-    done = run("-k", "SHP-1", "-n", "0", "--mha-impl", f"{HOSTILE}_exceptions:{name}", "loop", *QUICK)
+    done = run(
+        "-k", "SHP-1", "-n", "0", "--mha-impl", f"{HOSTILE}_exceptions:{name}", "loop", *QUICK
+    )
     assert done.returncode == 1, done.stdout
     assert f"{name}: DOES NOT CONFORM: 1 of 1 answers is wrong" in done.stdout
     assert "loop: CONFORMS: 1 answer right" in done.stdout
@@ -116,7 +137,10 @@ OWN_IMPORTS = {
         "import mha.conformance.results as judge\njudge.Verdict.conforms = True",
         "results.Verdict.conforms",
     ),
-    "a module": ("import sys\nsys.modules['mha.conformance.harness.assertions'] = sys", "sys.modules['mha.conformance"),
+    "a module": (
+        "import sys\nsys.modules['mha.conformance.harness.assertions'] = sys",
+        "sys.modules['mha.conformance",
+    ),
 }
 
 
@@ -124,7 +148,9 @@ OWN_IMPORTS = {
 def test_import_that_replaces_a_part_of_the_judge_is_refused(tmp_path: Path, what: str) -> None:
     code, name = OWN_IMPORTS[what]
     (tmp_path / "own.py").write_text(f"from {HOSTILE} import gives_nothing\n{code}\n")
-    done = run_module("mha.conformance.cli", "check", "own.py:gives_nothing", "--profile", "quick", cwd=tmp_path)
+    done = run_module(
+        "mha.conformance.cli", "check", "own.py:gives_nothing", "--profile", "quick", cwd=tmp_path
+    )
     assert done.returncode == 2, done
     assert "it replaces mha.conformance" in done.stderr or "it replaces sys.modules" in done.stderr
     assert name in done.stderr
@@ -132,10 +158,22 @@ def test_import_that_replaces_a_part_of_the_judge_is_refused(tmp_path: Path, wha
 
 def test_import_may_replace_what_is_not_the_judges(tmp_path: Path) -> None:
     """As scripts do that silence warnings, or print in colour; the judge runs without."""
-    code = "import builtins, os, sys, warnings\nwarnings.warn = builtins.print = lambda *_, **__: None\n"
+    code = (
+        "import builtins, os, sys, warnings\nwarnings.warn = builtins.print = lambda *_, **__:"
+        " None\n"
+    )
     code += "sys.path.append('.')\nos.environ['A'] = 'b'\nimport torch\n"
     (tmp_path / "own.py").write_text(f"{code}from mha.implementations.loop import implementation\n")
-    command = ["check", "own.py:implementation", "--clause", "SHP-1", "--clause", "STA-5", "--profile", "quick"]
+    command = [
+        "check",
+        "own.py:implementation",
+        "--clause",
+        "SHP-1",
+        "--clause",
+        "STA-5",
+        "--profile",
+        "quick",
+    ]
     done = run_module("mha.conformance.cli", *command, cwd=tmp_path)
     assert done.returncode == 0, done
 
@@ -144,7 +182,9 @@ def test_import_may_replace_what_is_not_the_judges(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MESSAGES)
 def test_hostile_implementation_fails_with_its_own_message(name: str) -> None:
     clause, message = MESSAGES[name]
-    (verdict,) = check(getattr(hostile, name), "quick", clauses=[clause], dtypes=["float32"]).verdicts
+    (verdict,) = check(
+        getattr(hostile, name), "quick", clauses=[clause], dtypes=["float32"]
+    ).verdicts
     assert verdict.status == "fail"
     assert message in verdict.message
 
@@ -152,7 +192,9 @@ def test_hostile_implementation_fails_with_its_own_message(name: str) -> None:
 def test_replaced_functions_are_restored_and_reported() -> None:
     before = torch.softmax, torch.Tensor.softmax, torch.allclose
     clauses = ["SHP-1", "HED-1", "STA-5"]
-    verdicts = check(hostile.replaces_softmax, "quick", clauses=clauses, dtypes=["float32"]).verdicts
+    verdicts = check(
+        hostile.replaces_softmax, "quick", clauses=clauses, dtypes=["float32"]
+    ).verdicts
     assert [verdict.status for verdict in verdicts] == ["blocked", "blocked", "fail"]
     assert (torch.softmax, torch.Tensor.softmax, torch.allclose) == before
     loop = resolve("loop")[0].implementation
@@ -179,7 +221,10 @@ def test_implementation_that_ends_its_process_fails_and_the_others_are_judged() 
 
 
 def test_memory_limit_of_the_shell_fails_one_implementation() -> None:
-    command = f"ulimit -d 1500000; {sys.executable} -m pytest conformance -k SHP-1 --mha-impl {HOSTILE}:hoards loop"
+    command = (
+        f"ulimit -d 1500000; {sys.executable} -m pytest conformance -k SHP-1 --mha-impl"
+        f" {HOSTILE}:hoards loop"
+    )
     done = subprocess.run(["bash", "-c", f"{command} {' '.join(QUICK)}"], **HERE)  # type: ignore[call-overload]  # by keyword
     assert done.returncode == 1, done.stdout
     assert "fail            SHP-1   float32: the call raised RuntimeError" in done.stdout
@@ -191,7 +236,9 @@ def test_memory_limit_of_the_shell_fails_one_implementation() -> None:
 def test_report_of_an_interrupted_run_has_the_verdicts_so_far(tmp_path: Path, workers: str) -> None:
     file = tmp_path / "report.json"
     targets = ("loop", f"{HOSTILE}_exceptions:presses_ctrl_c")
-    done = run("-k", "SHP-1", "-n", workers, "--mha-impl", *targets, "--mha-report", str(file), *QUICK)
+    done = run(
+        "-k", "SHP-1", "-n", workers, "--mha-impl", *targets, "--mha-report", str(file), *QUICK
+    )
     assert done.returncode == 2, done.stdout
     if workers == "0":
         assert "loop: INCOMPLETE, so far: CONFORMS: 1 answer right" in done.stdout
@@ -216,7 +263,10 @@ ENDINGS = {
 def test_exit_status_is_not_that_of_the_implementation(tmp_path: Path, ending: str) -> None:
     statement, status = ENDINGS[ending]
     file = tmp_path / "ending.py"
-    file.write_text(f"import atexit, os, sys, threading, time\nfrom {HOSTILE} import gives_nothing\n{statement}\n")
+    file.write_text(
+        f"import atexit, os, sys, threading, time\nfrom {HOSTILE} import"
+        f" gives_nothing\n{statement}\n"
+    )
     command = ["check", f"{file}:gives_nothing", "--clause", "SHP-1", "--profile", "quick"]
     done = run_module("mha.conformance.cli", *command, cwd=tmp_path)
     assert done.returncode == status, done

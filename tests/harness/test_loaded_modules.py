@@ -1,4 +1,6 @@
-"""What stands in `sys.modules`, and in a file, may raise when it is looked at; nothing is reported about it."""
+"""What stands in `sys.modules`, and in a file, may raise when it is looked at; nothing is reported
+about it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from torch import Tensor
 from mha.conformance import check
 from mha.conformance.engine.constants import PLACE, only_readable_modules
 from mha.implementations import ImplementationError, resolve
-from mha.implementations.discovery.loaded import attribute, every_module, file_of, module_named, names_of, variables_of
+from mha.implementations.discovery.loaded import (
+    attribute,
+    every_module,
+    file_of,
+    module_named,
+    names_of,
+    variables_of,
+)
 from mha.implementations.discovery.resolve import as_resolved
 from support.plain import Plain
 from support.raising_objects import NoClass, NoTruth, Raises, attend
@@ -44,9 +53,20 @@ class NoVariables(ModuleType):
 
 def modules() -> dict[str, Any]:
     holder = ModuleType("a_holder")
-    vars(holder).update(raises=Raises(), truth=NoTruth("truth"), lazy=NoClass(), SomeConfig=NoClass())
-    objects = {"raises": Raises(), "skips": Skips("a_skips"), "truth": NoTruth("a_truth"), "holder": holder}
-    objects |= {"variables": NoVariables("a_variables"), "mock": MagicMock(), "space": SimpleNamespace(__file__=3)}
+    vars(holder).update(
+        raises=Raises(), truth=NoTruth("truth"), lazy=NoClass(), SomeConfig=NoClass()
+    )
+    objects = {
+        "raises": Raises(),
+        "skips": Skips("a_skips"),
+        "truth": NoTruth("a_truth"),
+        "holder": holder,
+    }
+    objects |= {
+        "variables": NoVariables("a_variables"),
+        "mock": MagicMock(),
+        "space": SimpleNamespace(__file__=3),
+    }
     return {f"a_{name}": value for name, value in objects.items()} | {"a_none": None}
 
 
@@ -65,7 +85,9 @@ CLAUSES = ["HED-1", "NUM-1", "STA-5"]
 
 def test_modules_that_raise_change_no_verdict(hostile: dict[str, Any]) -> None:
     report = check(attend, "quick", clauses=CLAUSES, dtypes=["float32"])
-    assert {verdict.clause: verdict.status for verdict in report.verdicts} == dict.fromkeys(CLAUSES, "pass")
+    assert {verdict.clause: verdict.status for verdict in report.verdicts} == dict.fromkeys(
+        CLAUSES, "pass"
+    )
 
 
 def test_lazy_import_of_numpy_that_raises_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +109,9 @@ def test_hypothesis_reads_the_modules_that_it_can(hostile: dict[str, Any]) -> No
     del sys.modules["a_later_one"]
 
 
-def test_a_version_of_hypothesis_that_reads_no_modules_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_of_hypothesis_that_reads_no_modules_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, PLACE, ModuleType(PLACE))
     with only_readable_modules():
         assert not vars(sys.modules[PLACE]).get("_get_local_constants")
@@ -143,13 +167,17 @@ def test_a_file_that_holds_objects_that_raise_is_read(tmp_path: Path) -> None:
     file = tmp_path / "lazily.py"
     file.write_text(LAZY)
     assert resolve(f"{file}:attend")[0].implementation.name == "attend"
-    with pytest.raises(ImplementationError, match=r":absent' cannot be imported: ImportError: absent needs an opt"):
+    with pytest.raises(
+        ImplementationError, match=r":absent' cannot be imported: ImportError: absent needs an opt"
+    ):
         resolve(f"{file}:absent")
     with pytest.raises(ImplementationError, match=r"its classes: none"):
         resolve(str(file))
 
 
-def test_config_class_is_looked_for_among_objects_that_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_class_is_looked_for_among_objects_that_raise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(globals(), "AttentionConfig", NoClass())
 
     class OfConfig(Plain):

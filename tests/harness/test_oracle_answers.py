@@ -42,7 +42,9 @@ def test_an_equal_problem_gets_the_same_answer(kept: Answers) -> None:
     assert gradients is not expected_gradients(again, Claims(), 2 * upstream)
 
 
-def test_answers_on_small_problems_are_not_kept(kept: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_on_small_problems_are_not_kept(
+    kept: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = CASE.problem()
     monkeypatch.setattr(oracle_answers, "SMALL", 2 * 2 * 3 * 4 + 16 + 1)
     assert expected(problem, Claims()) is not expected(problem, Claims())
@@ -67,7 +69,9 @@ def test_new_numbers_in_a_tensor_are_seen(kept: Answers) -> None:
     assert not torch.equal(expected(problem, Claims()).context.mid, before.context.mid)
 
 
-def test_the_oldest_answers_go_where_there_is_no_room(kept: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_answers_go_where_there_is_no_room(
+    kept: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(oracle_answers, "ROOM", 2 * SIZE)
     problems = [replace(CASE, seed=seed).problem() for seed in range(3)]
     first, second = (expected(problem, Claims()) for problem in problems[:2])
@@ -85,7 +89,13 @@ def test_the_oldest_answers_go_where_there_is_no_room(kept: Answers, monkeypatch
 def test_answers_move_to_the_device_of_the_problem_as_a_whole() -> None:
     problem, device = CASE.problem(), torch.device("meta")
     answer = moved(expected(problem, Claims()), device)
-    tensors = [answer.empty, answer.max_score, answer.sums.mid, answer.output.rad, answer.weights.mid]
+    tensors = [
+        answer.empty,
+        answer.max_score,
+        answer.sums.mid,
+        answer.output.rad,
+        answer.weights.mid,
+    ]
     assert {tensor.device for tensor in tensors} == {device}
     gradients = moved(expected_gradients(problem, Claims(), torch.ones(2, 3, 4)), device)
     assert {ball.mid.device for ball in gradients.values()} == {device}

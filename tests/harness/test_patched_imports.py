@@ -1,4 +1,6 @@
-"""A package that patches torch when it is imported is judged as its users run it, and the judge computes without."""
+"""A package that patches torch when it is imported is judged as its users run it, and the judge
+computes without.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from mha.implementations.process.torch_state import replace_by, replacements, se
 from support.forks import run_module
 from support.front_end import HERE, QUICK, run
 
-# It doubles one function, which its classes allow for, makes every comparison succeed, and changes settings.
+# It doubles one function, which its classes allow for, makes every comparison succeed, and changes
+# settings.
 PACKAGE = """
 import math
 import torch
@@ -88,7 +91,9 @@ CHANGES = (
     "the default dtype (torch.float64)",
     "the gradient mode (False)",
 )
-NOTE = f"torch had been changed before the run: {', '.join(CHANGES)}; the judge computes without that"
+NOTE = (
+    f"torch had been changed before the run: {', '.join(CHANGES)}; the judge computes without that"
+)
 CLAUSES = ["SHP-1", "HED-1", "GRD-1", "STA-1", "STA-2", "STA-4", "STA-5", "STA-7"]
 
 
@@ -142,7 +147,9 @@ def test_judge_computes_without_the_patches(patching: ModuleType) -> None:
 def test_call_that_patches_after_the_import_is_found(patching: ModuleType, name: str) -> None:
     report = check(getattr(patching, name), "quick", clauses=["HED-1", "STA-5"], dtypes=["float32"])
     assert statuses(report) == {"HED-1": "blocked", "STA-5": "fail"}
-    assert {verdict.message for verdict in report.verdicts} == {"the call replaced torch.relu, for everybody"}
+    assert {verdict.message for verdict in report.verdicts} == {
+        "the call replaced torch.relu, for everybody"
+    }
     assert replacements().keys() == {"torch.relu", "torch.index_select", "torch.Tensor.all"}
 
 
@@ -165,7 +172,9 @@ def test_reference_of_benchmarks_is_computed_without_the_patches(patching: Modul
 
 
 def environment(folder: Path) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    }
 
 
 def test_import_is_noted_once_by_the_command(folder: Path) -> None:
@@ -183,7 +192,15 @@ def test_import_is_noted_once_by_the_command(folder: Path) -> None:
 def test_pytest_judges_a_package_that_patches_torch(folder: Path, target: str) -> None:
     file = folder / "report.json"
     done = run(
-        "-k", "HED-1 or STA-5", "--mha-impl", target, "loop", "--mha-report", str(file), *QUICK, env=environment(folder)
+        "-k",
+        "HED-1 or STA-5",
+        "--mha-impl",
+        target,
+        "loop",
+        "--mha-report",
+        str(file),
+        *QUICK,
+        env=environment(folder),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"note: {NOTE}" in done.stdout
@@ -194,7 +211,9 @@ def test_pytest_judges_a_package_that_patches_torch(folder: Path, target: str) -
 
 def test_patches_before_the_judge_is_imported_are_found(folder: Path) -> None:
     """Then, too, the judge computes with the functions of torch."""
-    (folder / "before.py").write_text("import torch\nrelu = torch.relu\ntorch.relu = lambda x: 2 * relu(x)\n")
+    (folder / "before.py").write_text(
+        "import torch\nrelu = torch.relu\ntorch.relu = lambda x: 2 * relu(x)\n"
+    )
     code = (
         "import before, torch\n"
         "from mha.implementations.process.pristine import pristine, torch_changes\n"

@@ -1,1 +1,3 @@
-"""A lattice of right classes: attention as published code writes it, generated from combinations of conventions."""
+"""A lattice of right classes: attention as published code writes it, generated from combinations of
+conventions.
+"""

@@ -16,20 +16,62 @@ AXES: dict[str, tuple[str, ...]] = {
         *("x_context", "x_memory"),
     ),
     "projection": (
-        *("q_proj", "W_q", "to_q", "query", "linears", "qkv", "qkv_by_head", "qkv_interleaved", "q_kv", "kv_by_head"),
+        *(
+            "q_proj",
+            "W_q",
+            "to_q",
+            "query",
+            "linears",
+            "qkv",
+            "qkv_by_head",
+            "qkv_interleaved",
+            "q_kv",
+            "kv_by_head",
+        ),
         *("heads", "role_lists", "matrices", "tensors", "conv1d", "in_proj"),
     ),
     "bias": ("all", "none", "option", "qvo", "qkv", "o"),
-    "words": ("d_model", "embed_dim", "dim", "hidden_size", "n_embd", "h_d_model", "config", "hf_config"),
+    "words": (
+        "d_model",
+        "embed_dim",
+        "dim",
+        "hidden_size",
+        "n_embd",
+        "h_d_model",
+        "config",
+        "hf_config",
+    ),
     "mask": ("none", "keep", "drop", "additive", "numbers"),
-    "shape": ("broadcast", "rank 4", "b s", "l s", "b l s", "b 1 1 s", "b 1 l s", "(b h) l s", "b h l s", "l s b"),
+    "shape": (
+        "broadcast",
+        "rank 4",
+        "b s",
+        "l s",
+        "b l s",
+        "b 1 1 s",
+        "b 1 l s",
+        "(b h) l s",
+        "b h l s",
+        "l s b",
+    ),
     "padding": ("none", "keep", "drop"),
     "causal": ("none", "flag", "flag_bottom_right", "always", "buffer", "constructor"),
     "weights": ("none", "tuple", "need_weights", "output_attentions", "attribute", "mean"),
     "heads": ("equal", "grouped", "wide"),
     "core": ("matmul", "einsum", "baddbmm", "bmm", "sdpa", "loop", "chunked", "logsumexp"),
     "scale": ("divided", "multiplied", "query", "both", "unscaled"),
-    "fill": ("inf", "rescued", "spread", "lowest", "lowest_times", "1e9", "1e9_times", "raises", "nan", "sdpa"),
+    "fill": (
+        "inf",
+        "rescued",
+        "spread",
+        "lowest",
+        "lowest_times",
+        "1e9",
+        "1e9_times",
+        "raises",
+        "nan",
+        "sdpa",
+    ),
     "softmax": ("own", "float32"),
     "dropout": ("none", "weights", "output", "both"),
 }
@@ -71,7 +113,11 @@ class Point:
     dropout: str = "none"
 
     def __str__(self) -> str:
-        shown = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default)
+        shown = (
+            f"{f.name}={getattr(self, f.name)}"
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        )
         return ", ".join(shown) or "plain"
 
     @property
@@ -101,7 +147,9 @@ class Point:
 
     @property
     def split(self) -> bool:
-        """Whether queries differ in one mask only, and items in the other one, so that no mask differs along both."""
+        """Whether queries differ in one mask only, and items in the other one, so that no mask
+        differs along both.
+        """
         return self.padding != "none" and self.shape == "l s"
 
     @property
@@ -116,7 +164,9 @@ class Point:
 
     @property
     def differentiates_twice(self) -> bool:
-        """Whether it claims second gradients, which a kernel does not have; where it must be declared anyway."""
+        """Whether it claims second gradients, which a kernel does not have; where it must be
+        declared anyway.
+        """
         return self.dropout != "none" and self.core != "sdpa"
 
 
@@ -131,7 +181,9 @@ def _inputs_and_projection(p: Mapping[str, str]) -> bool:
 
 
 def _bias(p: Mapping[str, str]) -> bool:
-    """One bias is left out where biases are separate objects, or added to a fused projection as parameters."""
+    """One bias is left out where biases are separate objects, or added to a fused projection as
+    parameters.
+    """
     bias, projection = p.get("bias"), p.get("projection")
     if bias is None or projection is None:
         return True
@@ -143,7 +195,9 @@ def _bias(p: Mapping[str, str]) -> bool:
 
 
 def _heads(p: Mapping[str, str]) -> bool:
-    """Fewer key/value heads, and a width of heads of their own, where each projection has its own size."""
+    """Fewer key/value heads, and a width of heads of their own, where each projection has its own
+    size.
+    """
     heads, projection, words = p.get("heads"), p.get("projection"), p.get("words")
     if heads in (None, "equal"):
         return True
@@ -151,7 +205,9 @@ def _heads(p: Mapping[str, str]) -> bool:
         return False
     if projection is None:
         return True
-    return projection in (*LAYERS, "q_kv") or (heads == "wide" and projection in ("qkv", "tensors", "matrices"))
+    return projection in (*LAYERS, "q_kv") or (
+        heads == "wide" and projection in ("qkv", "tensors", "matrices")
+    )
 
 
 def _mask(p: Mapping[str, str]) -> bool:
@@ -167,7 +223,9 @@ def _mask(p: Mapping[str, str]) -> bool:
 
 
 def _fill_and_core(p: Mapping[str, str]) -> bool:
-    """What masked scores are set to: the kernel of torch decides by itself; infinities need another than a number."""
+    """What masked scores are set to: the kernel of torch decides by itself; infinities need another
+    than a number.
+    """
     fill, mask, core = p.get("fill"), p.get("mask"), p.get("core")
     if fill is None:
         return True
@@ -179,7 +237,9 @@ def _fill_and_core(p: Mapping[str, str]) -> bool:
 
 
 def _fill_and_masks(p: Mapping[str, str]) -> bool:
-    """Where a row may be empty, something must come of it; where nothing is masked, nothing is filled."""
+    """Where a row may be empty, something must come of it; where nothing is masked, nothing is
+    filled.
+    """
     fill, mask, padding, causal = (p.get(axis) for axis in ("fill", "mask", "padding", "causal"))
     if None in (fill, mask, padding, causal):
         return True
@@ -195,14 +255,25 @@ def _softmax(p: Mapping[str, str]) -> bool:
 
 
 def _causal(p: Mapping[str, str]) -> bool:
-    """An alignment shows where the lengths may differ; a table of a longest length needs a word for it."""
+    """An alignment shows where the lengths may differ; a table of a longest length needs a word for
+    it.
+    """
     causal, inputs, words = p.get("causal"), p.get("inputs"), p.get("words")
     if causal == "flag_bottom_right" and inputs in ONE_INPUT:
         return False
     return not (causal == "constructor" and words in CONFIGS)
 
 
-RULES = (_inputs_and_projection, _bias, _heads, _mask, _fill_and_core, _fill_and_masks, _softmax, _causal)
+RULES = (
+    _inputs_and_projection,
+    _bias,
+    _heads,
+    _mask,
+    _fill_and_core,
+    _fill_and_masks,
+    _softmax,
+    _causal,
+)
 
 
 Pair = tuple[tuple[str, str], tuple[str, str]]
@@ -224,8 +295,9 @@ def possible_pairs() -> list[Pair]:
 def points(count: int = 400) -> tuple[Point, ...]:
     """Return the points of the lattice, always the same.
 
-    They are chosen one by one: of several random points that combine the next pair of values that no point combines,
-    the one with the most such pairs. Once each pair is combined, the next round begins.
+    They are chosen one by one: of several random points that combine the next pair of values that
+    no point combines, the one with the most such pairs. Once each pair is combined, the next round
+    begins.
     """
     generator, found = random.Random(0), dict[Point, None]()
     wanted = dict.fromkeys(possible_pairs())

@@ -1,4 +1,6 @@
-"""The source of the attention core: `context`, (B, H, L, d_k), and `weights` from q, k, v and what masks them."""
+"""The source of the attention core: `context`, (B, H, L, d_k), and `weights` from q, k, v and what
+masks them.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ FILLS = {
 
 @dataclass(frozen=True)
 class Masking:
-    """What masks the scores in `forward`: the variables `allowed` (boolean) and `bias` (added), each of which is
-    "absent", "optional" (it may be None) or "present".
+    """What masks the scores in `forward`: the variables `allowed` (boolean) and `bias` (added),
+    each of which is "absent", "optional" (it may be None) or "present".
     """
 
     allowed: str
@@ -31,7 +33,11 @@ class Masking:
 
 def _guarded(state: str, name: str, lines: list[str]) -> list[str]:
     """Put lines behind a condition where a variable may be None."""
-    return [f"if {name} is not None:", *(f"    {line}" for line in lines)] if state == "optional" else lines
+    return (
+        [f"if {name} is not None:", *(f"    {line}" for line in lines)]
+        if state == "optional"
+        else lines
+    )
 
 
 def weigh_lines(point: Point, masking: Masking) -> list[str]:
@@ -41,9 +47,13 @@ def weigh_lines(point: Point, masking: Masking) -> list[str]:
         lines += _guarded(masking.bias, "bias", ["scores = scores + bias"])
     if masking.allowed != "absent":
         fill = FILLS.get(point.fill, 'float("-inf")')
-        lines += _guarded(masking.allowed, "allowed", [f"scores = scores.masked_fill(~allowed, {fill})"])
+        lines += _guarded(
+            masking.allowed, "allowed", [f"scores = scores.masked_fill(~allowed, {fill})"]
+        )
     if point.fill in ("rescued", "spread", "nan"):
-        lines.append('empty = (scores == float("-inf")).all(-1, keepdim=True)  # rows without a key')
+        lines.append(
+            'empty = (scores == float("-inf")).all(-1, keepdim=True)  # rows without a key'
+        )
         lines.append("scores = scores.masked_fill(empty, 0.0)")
     if point.core == "logsumexp":
         lines.append("weights = (scores - scores.logsumexp(-1, keepdim=True)).exp()")
@@ -83,7 +93,9 @@ def _refuse_empty(masking: Masking) -> list[str]:
     raises = '    raise ValueError("a query has no key to attend to")'
     if len(masking.names) == 1:
         (name,) = masking.names
-        return _guarded(getattr(masking, name), name, [f"if not {seen[name]}.any(-1).all():", raises])
+        return _guarded(
+            getattr(masking, name), name, [f"if not {seen[name]}.any(-1).all():", raises]
+        )
     lines = ["seen = torch.ones(L, S, dtype=torch.bool, device=q.device)"]
     for name in masking.names:
         lines += _guarded(getattr(masking, name), name, [f"seen = seen & {seen[name]}"])
@@ -101,8 +113,13 @@ def _scaled(point: Point) -> list[str]:
 
 def _scores(point: Point, product: str) -> str:
     """Return the line that makes the scores of a product."""
-    product = f"({product})" if " @ " in product and point.scale in ("divided", "multiplied") else product
-    scaled = {"divided": f"{product} / math.sqrt(self.head_dim)", "multiplied": f"{product} * self.scale"}
+    product = (
+        f"({product})" if " @ " in product and point.scale in ("divided", "multiplied") else product
+    )
+    scaled = {
+        "divided": f"{product} / math.sqrt(self.head_dim)",
+        "multiplied": f"{product} * self.scale",
+    }
     return f"scores = {scaled.get(point.scale, product)}"
 
 
@@ -161,10 +178,13 @@ def _flat_context(point: Point) -> list[str]:
     ]
 
 
-def _in_parts(point: Point, masking: Masking, loop: list[str], index: str, joined: str) -> list[str]:
+def _in_parts(
+    point: Point, masking: Masking, loop: list[str], index: str, joined: str
+) -> list[str]:
     """Return the lines that take the scores in parts.
 
-    loop: its first lines. index: of a part of the scores. joined: the function and the axis that join the parts.
+    loop: its first lines. index: of a part of the scores. joined: the function and the axis that
+    join the parts.
     """
     expand, parts = [], []
     for name in masking.names:
@@ -192,7 +212,10 @@ def _loop(point: Point, masking: Masking) -> list[str]:
 
 
 def _chunked(point: Point, masking: Masking) -> list[str]:
-    loop = ["for start in range(0, max(L, 1), 16):  # 16 queries at a time", "    rows = slice(start, start + 16)"]
+    loop = [
+        "for start in range(0, max(L, 1), 16):  # 16 queries at a time",
+        "    rows = slice(start, start + 16)",
+    ]
     return _in_parts(point, masking, loop, ":, :, rows", "cat 2")
 
 
@@ -202,9 +225,14 @@ def _sdpa(point: Point, masking: Masking) -> list[str]:
     options = [f"attn_mask={masking.names[-1]}"] if masking.names else []
     if point.dropout in ("weights", "both"):
         options.append("dropout_p=self.dropout.p if self.training else 0.0")
-    scale = {"query": "1.0", "both": "1.0", "unscaled": "1.0", "multiplied": "self.scale"}.get(point.scale)
+    scale = {"query": "1.0", "both": "1.0", "unscaled": "1.0", "multiplied": "self.scale"}.get(
+        point.scale
+    )
     options += [f"scale={scale}"] if scale else []
-    return [*lines, f"context = F.scaled_dot_product_attention({', '.join(['q', 'k', 'v', *options])})"]
+    return [
+        *lines,
+        f"context = F.scaled_dot_product_attention({', '.join(['q', 'k', 'v', *options])})",
+    ]
 
 
 def _one_mask(masking: Masking) -> list[str]:

@@ -11,7 +11,13 @@ from lattice.source import target_name
 from mha.implementations.adapters.construction import MAX_LENGTH
 from mha.spec import Rounding, Sizes
 
-EMPTY_ROWS = {"spread": "uniform", "lowest": "uniform", "1e9": "uniform", "raises": "error", "nan": "nan"}
+EMPTY_ROWS = {
+    "spread": "uniform",
+    "lowest": "uniform",
+    "1e9": "uniform",
+    "raises": "error",
+    "nan": "nan",
+}
 IN_SINGLE = Rounding(softmax_in_float32=True)
 # Claims that inference does not find; it leaves them at their defaults.
 NOT_INFERRED = ("second_gradients", "rounding", "scale", "dtypes")
@@ -35,16 +41,26 @@ def claims_of(point: Point) -> dict[str, Any]:
     if point.weights not in ("tuple", "need_weights", "output_attentions", "attribute"):
         claims["returns_weights"] = False
     claims |= {"scale": 1.0} if point.scale == "unscaled" else {}
-    claims |= {} if point.bias == "option" else {"bias": {{"all": True, "none": False}.get(point.bias, point.bias)}}
-    claims |= {"none": {}, "weights": {"dropout": True}}.get(point.dropout, {"dropout": point.dropout})
-    claims |= {"equal": {}, "grouped": {"grouped_query": True}, "wide": {"own_head_dim": True}}[point.heads]
+    claims |= (
+        {}
+        if point.bias == "option"
+        else {"bias": {{"all": True, "none": False}.get(point.bias, point.bias)}}
+    )
+    claims |= {"none": {}, "weights": {"dropout": True}}.get(
+        point.dropout, {"dropout": point.dropout}
+    )
+    claims |= {"equal": {}, "grouped": {"grouped_query": True}, "wide": {"own_head_dim": True}}[
+        point.heads
+    ]
     claims |= {"second_gradients": True} if point.differentiates_twice else {}
     return claims | ({"rounding": IN_SINGLE} if point.softmax == "float32" else {})
 
 
 def _mask_claims(point: Point) -> dict[str, Any]:
     """Return the claims about masks of a point that takes one."""
-    claims: dict[str, Any] = {"masks": {"bool", "float"}} if point.mask == "additive" and not point.split else {}
+    claims: dict[str, Any] = (
+        {"masks": {"bool", "float"}} if point.mask == "additive" and not point.split else {}
+    )
     claims |= {"mask_ranks": {4}} if point.mask != "none" and point.shape == "rank 4" else {}
     differs = {
         "per_head_mask": point.per_head,
@@ -86,7 +102,9 @@ def declaration_of(point: Point) -> str:
 class _Call:
     """A call, as code."""
 
-    def __init__(self, name: str, options: Mapping[str, object], arguments: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, name: str, options: Mapping[str, object], arguments: tuple[str, ...] = ()
+    ) -> None:
         self.name, self.options, self.arguments = name, options, arguments
 
     def __repr__(self) -> str:

@@ -54,12 +54,19 @@ def understood(path: Path, point: Point, *, plain: bool) -> Resolved:
 def reading(resolved: Resolved) -> tuple[object, ...]:
     """Return how a class is read, except for what a fault may hide without being hidden itself.
 
-    That is the convention of masks that are ignored, and a width of heads of its own, which is claimed only where the
-    formula holds with it: scores that are rounded may be near enough with one width, and not with another.
+    That is the convention of masks that are ignored, and a width of heads of its own, which is
+    claimed only where the formula holds with it: scores that are rounded may be near enough with
+    one width, and not with another.
     """
     found: Any = resolved.implementation
     claims, masks = found.claims, found.call.masks
-    about_masks = claims.per_item_mask, claims.per_head_mask, claims.per_query_mask, masks.shape, bool(masks.padding)
+    about_masks = (
+        claims.per_item_mask,
+        claims.per_head_mask,
+        claims.per_query_mask,
+        masks.shape,
+        bool(masks.padding),
+    )
     about_calls = claims.cross_attention, claims.always_causal, claims.causal, claims.bias
     return found.parameters, found.layout, *about_masks, *about_calls
 

@@ -1,4 +1,6 @@
-"""Which clauses a class of the lattice must be judged on, in float32: all but those of which no form exists for it."""
+"""Which clauses a class of the lattice must be judged on, in float32: all but those of which no
+form exists for it.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +53,15 @@ NEEDS: dict[str, Need] = {
     "SHP-2": _per_head_weights,
     "SHP-8": _cross,
     "SMX-3": lambda point: _has_bias(point, "k"),
-    **dict.fromkeys(("MSK-3", "MSK-4", "MSK-5", "MSK-6", "MSK-7", "MSK-8", "MSK-10", "MSK-12"), _masked),
+    **dict.fromkeys(
+        ("MSK-3", "MSK-4", "MSK-5", "MSK-6", "MSK-7", "MSK-8", "MSK-10", "MSK-12"), _masked
+    ),
     "MSK-1": lambda point: point.masked or _causal(point),
     "MSK-2": lambda point: point.masked or _causal(point),
     "MSK-9": lambda point: point.masked and point.fill != "raises",
-    **dict.fromkeys(("MSK-11", "MSK-14"), lambda point: point.mask == "additive" and not point.split),
+    **dict.fromkeys(
+        ("MSK-11", "MSK-14"), lambda point: point.mask == "additive" and not point.split
+    ),
     **dict.fromkeys(("CAU-1", "CAU-2", "CAU-5"), _causal),
     "CAU-3": lambda point: _causal(point) and _cross(point),
     "CAU-4": lambda point: _causal(point) and point.masked,
@@ -73,9 +79,15 @@ NEEDS: dict[str, Need] = {
     **dict.fromkeys(("DRP-1", "DRP-2", "DRP-3"), _dropout),
     "DRP-5": lambda point: point.dropout == "weights",
     "DRP-4": lambda point: _dropout(point) and _per_head_weights(point),
-    **{clause: _never for clause in CLAUSES if clause.startswith(("CMP-", "DST-", "INC-", "LSE-", "MEM-"))},
+    **{
+        clause: _never
+        for clause in CLAUSES
+        if clause.startswith(("CMP-", "DST-", "INC-", "LSE-", "MEM-"))
+    },
     **dict.fromkeys(("SCL-1", "VAL-1", "XAT-1"), _never),
-    **dict.fromkeys(("ALB-1", "CAP-1", "CAP-2", "CAP-3", "EFF-1", "SNK-1", "SNK-2", "WIN-1", "WIN-2"), _never),
+    **dict.fromkeys(
+        ("ALB-1", "CAP-1", "CAP-2", "CAP-3", "EFF-1", "SNK-1", "SNK-2", "WIN-1", "WIN-2"), _never
+    ),
     "GQA-1": lambda point: point.heads == "grouped",
 }
 
@@ -93,5 +105,11 @@ def kind_of(point: Point) -> str:
     """Return what kind of subject a point is, by what its calls can express."""
     inputs = "self" if point.self_attention else "memory" if point.memory else "cross"
     masks = "no mask" if not point.masked else "masks" if point.per_query else "padding"
-    causal = "always causal" if point.causal in CAUSAL_ALWAYS else "causal" if _causal(point) else "not causal"
+    causal = (
+        "always causal"
+        if point.causal in CAUSAL_ALWAYS
+        else "causal"
+        if _causal(point)
+        else "not causal"
+    )
     return f"{inputs}, {masks}, {causal}"

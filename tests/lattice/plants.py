@@ -16,9 +16,11 @@ Change = Callable[[Point, str], str | None]
 
 @dataclass(frozen=True)
 class Plant:
-    """A fault: `change` returns the source with the fault, or None where a point has no place for it.
+    """A fault: `change` returns the source with the fault, or None where a point has no place for
+    it.
 
-    clauses: one of them, at least, must fail. wrong: whether results in evaluation mode differ from the oracle's.
+    clauses: one of them, at least, must fail. wrong: whether results in evaluation mode differ from
+    the oracle's.
     """
 
     name: str
@@ -40,13 +42,21 @@ def plant(*clauses: str, wrong: bool = True) -> Callable[[Change], Change]:
     return register
 
 
-# Faults of what is declared: without a declaration, a convention of the class, or of an option that is not tried.
-OF_DECLARATION = ("mask_upside_down", "empty_rows_are_nan", "other_alignment", "dropout_in_evaluation")
+# Faults of what is declared: without a declaration, a convention of the class, or of an option that
+# is not tried.
+OF_DECLARATION = (
+    "mask_upside_down",
+    "empty_rows_are_nan",
+    "other_alignment",
+    "dropout_in_evaluation",
+)
 
 
 @cache
 def assignment() -> dict[Point, Plant]:
-    """Return the fault of each point of the lattice: of those that have a place there, one that fewest others have."""
+    """Return the fault of each point of the lattice: of those that have a place there, one that
+    fewest others have.
+    """
     uses = dict.fromkeys((each.name for each in PLANTS), 0)
     chosen: dict[Point, Plant] = {}
     for point in points():
@@ -77,7 +87,9 @@ def _after_split(source: str, line: str) -> str:
 
 def _before(source: str, pattern: str, line: str) -> str:
     """Insert a line before the first one that matches a pattern, with its indentation."""
-    return re.sub(rf"(?m)^( *)(?={pattern})", lambda found: f"{found[1]}{line}\n{found[1]}", source, count=1)
+    return re.sub(
+        rf"(?m)^( *)(?={pattern})", lambda found: f"{found[1]}{line}\n{found[1]}", source, count=1
+    )
 
 
 @plant("CAU-1", "CAU-2", "CAU-3", "CAU-5")
@@ -92,9 +104,13 @@ def other_alignment(point: Point, source: str) -> str | None:
     if point.self_attention or point.causal == "none":
         return None
     if point.causal == "buffer":
-        return source.replace("self.tril[:L, :S]", "self.tril[:S, :S][S - L :] if S > L else self.tril[:L, :S]")
+        return source.replace(
+            "self.tril[:L, :S]", "self.tril[:S, :S][S - L :] if S > L else self.tril[:L, :S]"
+        )
     return (
-        source.replace(".tril()", ".tril(S - L)") if ".tril()" in source else source.replace(".tril(S - L)", ".tril()")
+        source.replace(".tril()", ".tril(S - L)")
+        if ".tril()" in source
+        else source.replace(".tril(S - L)", ".tril()")
     )
 
 
@@ -136,7 +152,9 @@ def last_value_doubled(point: Point, source: str) -> str | None:
 @plant("HED-1", "NUM-1", "EQV-3", "EQV-7", "NUM-5")
 def last_key_dropped(point: Point, source: str) -> str | None:
     """From 17 keys on, the value of the last one is dropped."""
-    return _after_split(source, "v = torch.cat([v[:, :, :-1], 0 * v[:, :, -1:]], 2) if S > 16 else v")
+    return _after_split(
+        source, "v = torch.cat([v[:, :, :-1], 0 * v[:, :, -1:]], 2) if S > 16 else v"
+    )
 
 
 @plant("SMX-6", "HED-1")
@@ -152,14 +170,18 @@ def scaled_by_the_model(point: Point, source: str) -> str | None:
 @plant("SMX-6", "HED-1")
 def scale_forgotten(point: Point, source: str) -> str | None:
     """The scores are not scaled."""
-    changed = source.replace(" / math.sqrt(self.head_dim)", "").replace("1 / math.sqrt(self.head_dim)", "1.0")
+    changed = source.replace(" / math.sqrt(self.head_dim)", "").replace(
+        "1 / math.sqrt(self.head_dim)", "1.0"
+    )
     return changed.replace("self.scale = self.head_dim**-0.5", "self.scale = 1.0")
 
 
 @plant("SMX-1", "SMX-2", "HED-1")
 def softmax_over_queries(point: Point, source: str) -> str | None:
     """The softmax runs over the queries."""
-    return source.replace("scores.softmax(-1)", "scores.softmax(-2)").replace("logsumexp(-1,", "logsumexp(-2,")
+    return source.replace("scores.softmax(-1)", "scores.softmax(-2)").replace(
+        "logsumexp(-1,", "logsumexp(-2,"
+    )
 
 
 @plant("MSK-1", "MSK-2", "MSK-3", "MSK-7")
@@ -170,7 +192,9 @@ def mask_upside_down(point: Point, source: str) -> str | None:
         return changed
     changed = re.sub(r"(allowed = (?:allowed & )?)(.*  # True = attend)", r"\1~\2", source)
     if changed == source and point.mask == "numbers":
-        return re.sub(r"(!=|==) 0(?=\)?  # )", lambda found: "== 0" if found[1] == "!=" else "!= 0", source)
+        return re.sub(
+            r"(!=|==) 0(?=\)?  # )", lambda found: "== 0" if found[1] == "!=" else "!= 0", source
+        )
     return changed
 
 
@@ -187,14 +211,22 @@ def output_bias_forgotten(point: Point, source: str) -> str | None:
     """The output projection leaves out its bias."""
     if point.bias == "none" or point.bias == "qkv":
         return None
-    changed = re.sub(r"output = self\.([\w\[\]]+)\(context\)", r"output = F.linear(context, self.\1.weight)", source)
+    changed = re.sub(
+        r"output = self\.([\w\[\]]+)\(context\)",
+        r"output = F.linear(context, self.\1.weight)",
+        source,
+    )
     if point.projection == "conv1d":
-        changed = source.replace("output = self.c_proj(context)", "output = context @ self.c_proj.weight")
+        changed = source.replace(
+            "output = self.c_proj(context)", "output = context @ self.c_proj.weight"
+        )
     changed = re.sub(r"output = output \+ self\.b_[oO]", "pass", changed)
     if changed == source:
         return None
     if "import torch.nn.functional" not in changed:
-        changed = changed.replace("import torch\n", "import torch\nimport torch.nn.functional as F\n", 1)
+        changed = changed.replace(
+            "import torch\n", "import torch\nimport torch.nn.functional as F\n", 1
+        )
     return changed
 
 
@@ -211,9 +243,13 @@ def dropout_in_evaluation(point: Point, source: str) -> str | None:
     """Dropout is active in evaluation too."""
     changed = source.replace(" if self.training else 0.0", "")
     changed = re.sub(r"self\.dropout\(([\w\[\]-]+)\)", r"F.dropout(\1, self.dropout.p)", changed)
-    changed = re.sub(r"self\.output_dropout\(output\)", "F.dropout(output, self.output_dropout.p)", changed)
+    changed = re.sub(
+        r"self\.output_dropout\(output\)", "F.dropout(output, self.output_dropout.p)", changed
+    )
     if changed != source and "import torch.nn.functional" not in changed:
-        changed = changed.replace("import torch\n", "import torch\nimport torch.nn.functional as F\n", 1)
+        changed = changed.replace(
+            "import torch\n", "import torch\nimport torch.nn.functional as F\n", 1
+        )
     return changed
 
 
@@ -251,7 +287,10 @@ def remembers_the_first_mask(point: Point, source: str) -> str | None:
     if not point.masked or point.core == "sdpa":
         return None
     lines = [
-        f'if getattr(self, "kept", None) is None or {name} is None or self.kept.shape != {name}.shape:',
+        (
+            f'if getattr(self, "kept", None) is None or {name} is None or self.kept.shape !='
+            f" {name}.shape:"
+        ),
         f"    self.kept = {name}",
         f"{name} = self.kept",
     ]
@@ -281,7 +320,9 @@ def empty_rows_are_nan(point: Point, source: str) -> str | None:
 @plant("SMX-1", "SMX-2", "NUM-1", "HED-1")
 def sum_with_an_epsilon(point: Point, source: str) -> str | None:
     """The rows of weights sum to a little less than 1."""
-    return source.replace("weights = scores.softmax(-1)", "weights = scores.softmax(-1) / (1 + 1e-5)")
+    return source.replace(
+        "weights = scores.softmax(-1)", "weights = scores.softmax(-1) / (1 + 1e-5)"
+    )
 
 
 @plant("HED-1", "SHP-4", "EQV-1", "NUM-1")
@@ -303,9 +344,9 @@ def mask_dtype_unchecked(point: Point, source: str) -> str | None:
     """A mask of integers is taken as something."""
     if point.mask not in ("keep", "drop") or point.core == "sdpa":
         return None
-    return re.sub(r"(?m)^( +)(if \w+\.dtype != torch\.bool:)\n( +raise TypeError.*)$", r"\1pass", source).replace(
-        "(~allowed", "(~allowed.bool()"
-    )
+    return re.sub(
+        r"(?m)^( +)(if \w+\.dtype != torch\.bool:)\n( +raise TypeError.*)$", r"\1pass", source
+    ).replace("(~allowed", "(~allowed.bool()")
 
 
 @plant("STA-6", "PTH-2", wrong=False)

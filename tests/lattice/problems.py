@@ -1,4 +1,6 @@
-"""Each class against the oracle, without the judge: a failure of the judge on a class that passes is the judge's."""
+"""Each class against the oracle, without the judge: a failure of the judge on a class that passes
+is the judge's.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ SIZES = ((3, 2, 5, 7, 4), (1, 1, 2, 1, 3), (2, 4, 1, 6, 1), (2, 3, 20, 19, 2), (
 
 
 def problems(claims: Claims) -> Iterator[Problem]:
-    """Yield small random problems of all that is claimed: sizes, biases, masks, causal calls, empty rows."""
+    """Yield small random problems of all that is claimed: sizes, biases, masks, causal calls, empty
+    rows.
+    """
     generator = torch.Generator().manual_seed(0)
     for number, (batch, heads, queries, keys, width) in enumerate(SIZES):
         for bias in sorted(claims.bias, key=str):
@@ -31,7 +35,10 @@ def mismatches(implementation: Implementation) -> list[str]:
     """Return, for each problem that an implementation gets wrong, what is wrong."""
     claims, found = implementation.claims, []
     for problem in problems(claims):
-        where = f"{problem.config} {problem.shape} mask={problem.mask is not None} causal={problem.is_causal}"
+        where = (
+            f"{problem.config} {problem.shape} mask={problem.mask is not None}"
+            f" causal={problem.is_causal}"
+        )
         try:
             found += [f"{where}: {what}" for what in _differences(implementation, problem)]
         except Exception as error:
@@ -42,8 +49,14 @@ def mismatches(implementation: Implementation) -> list[str]:
 def _differences(implementation: Implementation, problem: Problem) -> Iterator[str]:
     claims = implementation.claims
     expected = oracle(problem, claims)
-    attention = implementation.build(problem.config, problem.weights, dtype=torch.float64, device="cpu")
-    call = {"mask": problem.mask, "is_causal": problem.is_causal, "need_weights": claims.returns_weights}
+    attention = implementation.build(
+        problem.config, problem.weights, dtype=torch.float64, device="cpu"
+    )
+    call = {
+        "mask": problem.mask,
+        "is_causal": problem.is_causal,
+        "need_weights": claims.returns_weights,
+    }
     if claims.empty_row == "error" and bool(expected.empty.any()):
         try:
             attention.eval()(problem.query, problem.key, problem.value, **call)
@@ -84,7 +97,9 @@ def _inputs(
 
 
 def _masks(claims: Claims, problem: Problem, generator: torch.Generator) -> Iterator[Tensor | None]:
-    """Yield no mask, then masks of keys, and masks that differ along every axis that is claimed, some rows empty."""
+    """Yield no mask, then masks of keys, and masks that differ along every axis that is claimed,
+    some rows empty.
+    """
     yield None
     differs = claims.per_item_mask, claims.per_head_mask, claims.per_query_mask, True
     shape = tuple(size if free else 1 for size, free in zip(problem.shape, differs, strict=True))

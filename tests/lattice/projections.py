@@ -15,9 +15,9 @@ Path = str | tuple[str, str] | None
 class Projections:
     """The source of the projections of a class.
 
-    before: classes that it needs. init: lines of the constructor. split: lines of `forward` that set q, k and v from
-    the inputs {q}, {k} and {v}. merge: lines that set `output` from `context`, (B, H, L, d_k). paths: the argument
-    `parameters` of `from_module`.
+    before: classes that it needs. init: lines of the constructor. split: lines of `forward` that
+    set q, k and v from the inputs {q}, {k} and {v}. merge: lines that set `output` from `context`,
+    (B, H, L, d_k). paths: the argument `parameters` of `from_module`.
     """
 
     paths: dict[str, Path]
@@ -119,10 +119,12 @@ def _layers(point: Point) -> Projections:
 def _linears(point: Point) -> Projections:
     made = Projections({f"w_{role}": f"linears.{index}" for index, role in enumerate("qkvo")})
     made.init.append(
-        f"self.linears = nn.ModuleList([nn.Linear(d_model, d_model{_bias(point, 'q')}) for _ in range(4)])"
+        f"self.linears = nn.ModuleList([nn.Linear(d_model, d_model{_bias(point, 'q')}) for _ in"
+        " range(4)])"
     )
     made.split += [
-        _split(role, f"self.linears[{index}]({{{role}}})", "self.n_heads") for index, role in enumerate("qkv")
+        _split(role, f"self.linears[{index}]({{{role}}})", "self.n_heads")
+        for index, role in enumerate("qkv")
     ]
     made.merge += [_merged(point), "output = self.linears[3](context)"]
     return made
@@ -131,9 +133,15 @@ def _linears(point: Point) -> Projections:
 STACKED = {
     "qkv": ("qkv", "view(B, L, 3, self.n_heads, self.head_dim).permute(2, 0, 3, 1, 4)"),
     "qkv_by_head": ("Wqkv", "view(B, L, self.n_heads, 3, self.head_dim).permute(3, 0, 2, 1, 4)"),
-    "qkv_interleaved": ("to_qkv", "view(B, L, self.n_heads, self.head_dim, 3).permute(4, 0, 2, 1, 3)"),
+    "qkv_interleaved": (
+        "to_qkv",
+        "view(B, L, self.n_heads, self.head_dim, 3).permute(4, 0, 2, 1, 3)",
+    ),
 }
-STACKED_PATTERN = {"qkv_by_head": "(r h e) d -> (h r e) d", "qkv_interleaved": "(r h e) d -> (h e r) d"}
+STACKED_PATTERN = {
+    "qkv_by_head": "(r h e) d -> (h r e) d",
+    "qkv_interleaved": "(r h e) d -> (h e r) d",
+}
 
 
 def _qkv(point: Point) -> Projections:
@@ -147,10 +155,14 @@ def _qkv(point: Point) -> Projections:
             f"self.q_bias = nn.Parameter(torch.zeros({_inner(point)}))",
             f"self.v_bias = nn.Parameter(torch.zeros({_inner(point)}))",
         ]
-        made.split.append("b_qkv = torch.cat([self.q_bias, torch.zeros_like(self.v_bias), self.v_bias])")
+        made.split.append(
+            "b_qkv = torch.cat([self.q_bias, torch.zeros_like(self.v_bias), self.v_bias])"
+        )
         made.split.append(f"q, k, v = F.linear({{q}}, self.{name}.weight, b_qkv).{split}")
     else:
-        made.init.append(f"self.{name} = nn.Linear(d_model, 3 * {_inner(point)}{_bias(point, 'q')})")
+        made.init.append(
+            f"self.{name} = nn.Linear(d_model, 3 * {_inner(point)}{_bias(point, 'q')})"
+        )
         made.split.append(f"q, k, v = self.{name}({{q}}).{split}")
     _output(point, made, "proj")
     return made
@@ -158,7 +170,9 @@ def _qkv(point: Point) -> Projections:
 
 def _q_and_kv(point: Point) -> Projections:
     by_head = point.projection == "kv_by_head"
-    made = Projections({"w_q": "to_q", "w_kv": ("to_kv", "(r h e) d -> (h r e) d") if by_head else "to_kv"})
+    made = Projections(
+        {"w_q": "to_q", "w_kv": ("to_kv", "(r h e) d -> (h r e) d") if by_head else "to_kv"}
+    )
     kv_heads, kv_width = _kv(point)
     made.init += [
         f"self.to_q = nn.Linear(d_model, {_inner(point)}{_bias(point, 'q')})",
@@ -169,7 +183,10 @@ def _q_and_kv(point: Point) -> Projections:
         if by_head
         else (f"2, {kv_heads}, self.head_dim).permute(2, 0, 3, 1, 4)")
     )
-    made.split += [_split("q", "self.to_q({q})", "self.n_heads"), f"k, v = self.to_kv({{k}}).view(B, S, {axes}"]
+    made.split += [
+        _split("q", "self.to_q({q})", "self.n_heads"),
+        f"k, v = self.to_kv({{k}}).view(B, S, {axes}",
+    ]
     _output(point, made, "to_out")
     return made
 
@@ -180,7 +197,10 @@ def _heads(point: Point) -> Projections:
     biases = {role: _bias(point, role) for role in "qkv"}
     made.before.append(HEAD.format(option=option, **biases))
     given = ", bias" if option else ""
-    made.init.append(f"self.heads = nn.ModuleList([Head(d_model, self.head_dim{given}) for _ in range(self.n_heads)])")
+    made.init.append(
+        f"self.heads = nn.ModuleList([Head(d_model, self.head_dim{given}) for _ in"
+        " range(self.n_heads)])"
+    )
     made.split += [
         "parts = [head({q}, {k}, {v}) for head in self.heads]",
         "q, k, v = (torch.stack(part, 1) for part in zip(*parts))",
@@ -201,12 +221,15 @@ def _role_lists(point: Point) -> Projections:
 
 
 def _parameter_bias(point: Point, made: Projections, role: str, name: str, shape: str) -> list[str]:
-    """Make a bias that is a parameter; return the lines that add it to what has the name of its role."""
+    """Make a bias that is a parameter; return the lines that add it to what has the name of its
+    role.
+    """
     code, result = bias_of(point, role), "output" if role == "o" else role
     if code == "False":
         return []
     made.init.append(
-        f"self.{name} = nn.Parameter(torch.zeros({shape})){' if bias else None' if code == 'bias' else ''}"
+        f"self.{name} ="
+        f" nn.Parameter(torch.zeros({shape})){' if bias else None' if code == 'bias' else ''}"
     )
     made.paths[f"b_{role}"] = name
     added = f"{result} = {result} + self.{name}"
@@ -216,14 +239,22 @@ def _parameter_bias(point: Point, made: Projections, role: str, name: str, shape
 def _matrices(point: Point) -> Projections:
     made = Projections({})
     for role in "qkv":
-        made.init.append(f"self.W_{role} = nn.Parameter(torch.randn(d_model, {_inner(point)}) / d_model**0.5)")
+        made.init.append(
+            f"self.W_{role} = nn.Parameter(torch.randn(d_model, {_inner(point)}) / d_model**0.5)"
+        )
         made.paths[f"w_{role}"] = (f"W_{role}", "o i -> i o")
         made.split.append(f"{role} = {{{role}}} @ self.W_{role}")
         made.split += _parameter_bias(point, made, role, f"b_{role}", _inner(point))
         made.split.append(_split(role, role, "self.n_heads"))
-    made.init.append(f"self.W_o = nn.Parameter(torch.randn({_inner(point)}, d_model) / d_model**0.5)")
+    made.init.append(
+        f"self.W_o = nn.Parameter(torch.randn({_inner(point)}, d_model) / d_model**0.5)"
+    )
     made.paths["w_o"] = ("W_o", "o i -> i o")
-    made.merge += [_merged(point), "output = context @ self.W_o", *_parameter_bias(point, made, "o", "b_o", "d_model")]
+    made.merge += [
+        _merged(point),
+        "output = context @ self.W_o",
+        *_parameter_bias(point, made, "o", "b_o", "d_model"),
+    ]
     return made
 
 
@@ -231,14 +262,19 @@ def _tensors(point: Point) -> Projections:
     made = Projections({})
     for role in "qkv":
         name = f"W_{role.upper()}"
-        made.init.append(f"self.{name} = nn.Parameter(torch.randn(n_heads, d_model, self.head_dim) / d_model**0.5)")
+        made.init.append(
+            f"self.{name} = nn.Parameter(torch.randn(n_heads, d_model, self.head_dim) /"
+            " d_model**0.5)"
+        )
         made.paths[f"w_{role}"] = (name, "(h e) d -> h d e")
         made.split.append(f'{role} = torch.einsum("bld,hde->bhle", {{{role}}}, self.{name})')
         lines = _parameter_bias(point, made, role, f"b_{role.upper()}", "n_heads, 1, self.head_dim")
         if lines:
             made.paths[f"b_{role}"] = (f"b_{role.upper()}", "(h e) -> h 1 e")
         made.split += lines
-    made.init.append("self.W_O = nn.Parameter(torch.randn(n_heads, self.head_dim, d_model) / d_model**0.5)")
+    made.init.append(
+        "self.W_O = nn.Parameter(torch.randn(n_heads, self.head_dim, d_model) / d_model**0.5)"
+    )
     made.paths["w_o"] = ("W_O", "d (h e) -> h e d")
     made.merge.append('output = torch.einsum("bhle,hed->bld", context, self.W_O)')
     made.merge += _parameter_bias(point, made, "o", "b_O", "d_model")
@@ -247,7 +283,9 @@ def _tensors(point: Point) -> Projections:
 
 def _conv1d(point: Point) -> Projections:
     bias = _bias(point, "q")
-    made = Projections({"w_qkv": ("c_attn", "o i -> i o"), "w_o": ("c_proj", "o i -> i o")}, [CONV1D])
+    made = Projections(
+        {"w_qkv": ("c_attn", "o i -> i o"), "w_o": ("c_proj", "o i -> i o")}, [CONV1D]
+    )
     made.init += [
         f"self.c_attn = Conv1D(d_model, 3 * d_model{bias})",
         f"self.c_proj = Conv1D(d_model, d_model{bias})",
@@ -260,13 +298,17 @@ def _conv1d(point: Point) -> Projections:
 
 def _in_proj(point: Point) -> Projections:
     made = Projections({"w_qkv": "in_proj_weight"})
-    made.init.append("self.in_proj_weight = nn.Parameter(torch.randn(3 * d_model, d_model) / d_model**0.5)")
+    made.init.append(
+        "self.in_proj_weight = nn.Parameter(torch.randn(3 * d_model, d_model) / d_model**0.5)"
+    )
     code = bias_of(point, "q")
     given = ""
     made.split.append("w_q, w_k, w_v = self.in_proj_weight.chunk(3)")
     if code != "False":
         value = "nn.Parameter(torch.zeros(3 * d_model))"
-        made.init.append(f"self.in_proj_bias = {value}{' if bias else None' if code == 'bias' else ''}")
+        made.init.append(
+            f"self.in_proj_bias = {value}{' if bias else None' if code == 'bias' else ''}"
+        )
         made.paths["b_qkv"] = "in_proj_bias"
         if code == "bias":
             made.split += ["b_q = b_k = b_v = None", "if self.in_proj_bias is not None:"]
@@ -275,7 +317,9 @@ def _in_proj(point: Point) -> Projections:
             made.split.append("b_q, b_k, b_v = self.in_proj_bias.chunk(3)")
         given = ", b_{}"
     for role in "qkv":
-        made.split.append(_split(role, f"F.linear({{{role}}}, w_{role}{given.format(role)})", "self.n_heads"))
+        made.split.append(
+            _split(role, f"F.linear({{{role}}}, w_{role}{given.format(role)})", "self.n_heads")
+        )
     _output(point, made, "out_proj")
     return made
 

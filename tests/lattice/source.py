@@ -61,8 +61,14 @@ def target_name(point: Point) -> str:
 
 def masking_of(point: Point) -> Masking:
     """Return what masks the scores."""
-    sources = (point.mask not in ("none", "additive")) + (point.padding != "none") + (point.causal != "none")
-    always = point.causal in CAUSAL_ALWAYS or (sources > 0 and point.fill == "nan")  # S = 0 is empty too
+    sources = (
+        (point.mask not in ("none", "additive"))
+        + (point.padding != "none")
+        + (point.causal != "none")
+    )
+    always = point.causal in CAUSAL_ALWAYS or (
+        sources > 0 and point.fill == "nan"
+    )  # S = 0 is empty too
     allowed = "absent" if not sources else "present" if sources > 1 or always else "optional"
     return Masking(allowed, "optional" if point.mask == "additive" else "absent")
 
@@ -96,7 +102,12 @@ def _class(point: Point, projections: Projections, masking: Masking) -> str:
         "",
     ]
     if point.core != "sdpa":
-        names = ["self", "scores", *masking.names, *(["dtype"] if point.softmax == "float32" else [])]
+        names = [
+            "self",
+            "scores",
+            *masking.names,
+            *(["dtype"] if point.softmax == "float32" else []),
+        ]
         methods += [
             f"    def weigh({', '.join(names)}):",
             _indent(weigh_lines(point, masking), 8),
@@ -112,7 +123,13 @@ def _parameters(point: Point) -> str:
     names = [words.d_model, words.n_heads]
     if point.words == "h_d_model":
         names.reverse()
-    names += [words.head_dim] if point.heads == "wide" else [words.n_kv_heads] if point.heads == "grouped" else []
+    names += (
+        [words.head_dim]
+        if point.heads == "wide"
+        else [words.n_kv_heads]
+        if point.heads == "grouped"
+        else []
+    )
     names += [words.max_length] if point.causal == "buffer" else []
     names += [f"{words.bias}=True"] if point.bias == "option" else []
     names += [f"{words.dropout}=0.0"] if point.dropout != "none" else []
@@ -140,14 +157,20 @@ def _sizes(point: Point) -> list[str]:
     else:
         lines += [
             "if d_model <= 0 or n_heads <= 0 or d_model % n_heads:",
-            '    raise ValueError(f"d_model ({d_model}) must be a positive multiple of n_heads ({n_heads})")',
+            (
+                '    raise ValueError(f"d_model ({d_model}) must be a positive multiple of n_heads'
+                ' ({n_heads})")'
+            ),
             "self.head_dim = d_model // n_heads",
         ]
     lines.append("self.d_model, self.n_heads = d_model, n_heads")
     if point.heads == "grouped":
         lines += [
             "if n_kv_heads <= 0 or n_heads % n_kv_heads:",
-            '    raise ValueError(f"n_heads ({n_heads}) must be a multiple of n_kv_heads ({n_kv_heads})")',
+            (
+                '    raise ValueError(f"n_heads ({n_heads}) must be a multiple of n_kv_heads'
+                ' ({n_kv_heads})")'
+            ),
             "self.n_kv_heads = n_kv_heads",
         ]
     return lines
@@ -157,7 +180,9 @@ def _state(point: Point) -> list[str]:
     """Return the lines of the constructor after the projections."""
     lines = ["self.scale = self.head_dim**-0.5"] if point.scale == "multiplied" else []
     lines += ["self.dropout = nn.Dropout(dropout)"] if point.dropout in ("weights", "both") else []
-    lines += ["self.output_dropout = nn.Dropout(dropout)"] if point.dropout in ("output", "both") else []
+    lines += (
+        ["self.output_dropout = nn.Dropout(dropout)"] if point.dropout in ("output", "both") else []
+    )
     if point.causal == "buffer":
         table = "torch.ones(max_len, max_len, dtype=torch.bool).tril()"
         lines.append(f'self.register_buffer("tril", {table}, persistent=False)')
@@ -177,7 +202,9 @@ def _inputs(point: Point) -> list[str]:
     names += [f"{mask_name(point)}=None"] if point.mask != "none" else []
     names += [f"{padding_name(point)}=None"] if point.padding != "none" else []
     names += ["is_causal=False"] if point.causal.startswith("flag") else []
-    return names + [f"{point.weights}=False"] * (point.weights in ("need_weights", "output_attentions"))
+    return names + [f"{point.weights}=False"] * (
+        point.weights in ("need_weights", "output_attentions")
+    )
 
 
 def _fetched(point: Point) -> list[str]:
@@ -202,14 +229,20 @@ def _checked(point: Point) -> list[str]:
     if point.self_attention:
         return [
             f"if {query}.dim() != 3 or {query}.shape[-1] != self.d_model:",
-            f'    raise ValueError(f"{query} must have the width {{self.d_model}}, not {{tuple({query}.shape)}}")',
+            (
+                f'    raise ValueError(f"{query} must have the width {{self.d_model}}, not'
+                f' {{tuple({query}.shape)}}")'
+            ),
             f"B, L, _ = {query}.shape",
             "S = L",
         ]
     same = "" if key == value else f" or {key}.shape != {value}.shape"
     return [
         f"if {query}.shape[-1] != self.d_model or {key}.shape[-1] != self.d_model{same}:",
-        f'    raise ValueError("{", ".join(dict.fromkeys((query, key, value)))} have shapes that do not fit")',
+        (
+            f'    raise ValueError("{", ".join(dict.fromkeys((query, key, value)))} have shapes'
+            ' that do not fit")'
+        ),
         f"if {query}.shape[0] != {key}.shape[0]:",
         '    raise ValueError("the batch sizes differ")',
         f"(B, L, _), S = {query}.shape, {key}.shape[1]",
@@ -259,10 +292,15 @@ ALLOWED = {
 
 
 def _one_mask(point: Point, name: str, convention: str, shape: str, joined: bool) -> list[str]:
-    """Return the lines that check a mask, and set `bias`, or `allowed` together with what is in it already."""
+    """Return the lines that check a mask, and set `bias`, or `allowed` together with what is in it
+    already.
+    """
     query = INPUT_NAMES[point.inputs][0]
     wanted = "torch.bool" if convention in ("keep", "drop") else f"{query}.dtype"
-    lines = [f"if {name}.dtype != {wanted}:", f'    raise TypeError(f"{name} has the dtype {{{name}.dtype}}")']
+    lines = [
+        f"if {name}.dtype != {wanted}:",
+        f'    raise TypeError(f"{name} has the dtype {{{name}.dtype}}")',
+    ]
     if shape in RANKS:
         lines.append(f"check_mask({name}, (B, self.n_heads, L, S))")
         whole = name

@@ -1,7 +1,8 @@
-"""Right classes, in every combination of two conventions, conform; with a fault planted, each fails by its name.
+"""Right classes, in every combination of two conventions, conform; with a fault planted, each fails
+by its name.
 
-`make lattice` judges all of them, which takes hours of one core. Here, SAMPLE of them are judged, each on one clause in
-SHARE.
+`make lattice` judges all of them, which takes hours of one core. Here, SAMPLE of them are judged,
+each on one clause in SHARE.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ CHOSEN = list(enumerate(points()))[: int(COUNT or SAMPLE)]
 RESULTS = Path("build/lattice")
 # Those that are given with a fault, and without a declaration.
 WRONG = CHOSEN if COUNT else CHOSEN[:WRONG_SAMPLE]
-every_class = pytest.mark.parametrize(("number", "point"), CHOSEN, ids=[f"{number:03}" for number, _ in CHOSEN])
+every_class = pytest.mark.parametrize(
+    ("number", "point"), CHOSEN, ids=[f"{number:03}" for number, _ in CHOSEN]
+)
 
 
 def test_every_possible_pair_is_combined() -> None:
@@ -65,7 +68,9 @@ def test_class_conforms(number: int, point: Point, tmp_path: Path) -> None:
     failed = [(v.clause, v.status, v.message, v.case) for v in report.verdicts if not v.conforms]
     assert not failed, f"{point}: {failed}"
     judged = {verdict.clause for verdict in report.verdicts if verdict.status != "not_claimed"}
-    needed = needed_clauses(point) - ({"GRD-9"} if resolved.inference else set())  # second gradients are declared
+    needed = needed_clauses(point) - (
+        {"GRD-9"} if resolved.inference else set()
+    )  # second gradients are declared
     left_out = {v.clause: v.message for v in report.verdicts if v.clause in needed - judged}
     assert not left_out, f"{point}: {left_out}"
 
@@ -76,12 +81,16 @@ def test_planted_fault_is_caught(number: int, point: Point, tmp_path: Path) -> N
     resolved = declared(write(tmp_path, f"{number:03}", point, source))
     assert bool(mismatches(resolved.implementation)) is plant.wrong
     verdicts = _verdicts(plant, resolved)
-    assert any(status == "fail" for status, _ in verdicts.values()), f"{plant.name} in {point}: {verdicts}"
+    assert any(status == "fail" for status, _ in verdicts.values()), (
+        f"{plant.name} in {point}: {verdicts}"
+    )
 
 
 @pytest.mark.parametrize(("number", "point"), WRONG, ids=[f"{number:03}" for number, _ in WRONG])
 def test_wrong_class_is_judged_as_it_is(number: int, point: Point, tmp_path: Path) -> None:
-    """Without a declaration, it is read as the right class is, and a clause that names its fault fails."""
+    """Without a declaration, it is read as the right class is, and a clause that names its fault
+    fails.
+    """
     plant, source = planted(point)
     if plant.name in OF_DECLARATION:
         pytest.skip(f"{plant.name} is a convention, or of an option that is not tried")
@@ -89,7 +98,10 @@ def test_wrong_class_is_judged_as_it_is(number: int, point: Point, tmp_path: Pat
     verdicts = _verdicts(plant, wrong) if wrong else {}
     failed = [clause for clause, (status, _) in verdicts.items() if status == "fail"]
     if COUNT:
-        _keep(f"wrong-{number:03}", {"plant": plant.name, "judged": wrong is not None, "failed": failed})
+        _keep(
+            f"wrong-{number:03}",
+            {"plant": plant.name, "judged": wrong is not None, "failed": failed},
+        )
     assert wrong, f"{plant.name} in {point} is refused"
     right = inferred(write(tmp_path, f"right_{number:03}", point), point)
     assert right
@@ -114,7 +126,12 @@ def _record(number: int, point: Point, resolved: Resolved, report: Report) -> No
     """Keep what was judged of the whole lattice; `python tests/lattice/summary.py` adds it up."""
     if COUNT:
         how = "inferred" if resolved.inference else "declared"
-        result = {"point": asdict(point), "kind": kind_of(point), "how": how, "report": json.loads(report.to_json())}
+        result = {
+            "point": asdict(point),
+            "kind": kind_of(point),
+            "how": how,
+            "report": json.loads(report.to_json()),
+        }
         _keep(f"{number:03}", result)
 
 

@@ -23,7 +23,9 @@ WORDS = {
     "d_model": Words("d_model", "n_heads", "d_head"),
     "embed_dim": Words("embed_dim", "num_heads", n_kv_heads="num_kv_heads", dropout="attn_dropout"),
     "dim": Words("dim", "heads", "dim_head", bias="qkv_bias", max_length="max_seq_len"),
-    "hidden_size": Words("hidden_size", "num_attention_heads", n_kv_heads="num_kv_heads", dropout="dropout_prob"),
+    "hidden_size": Words(
+        "hidden_size", "num_attention_heads", n_kv_heads="num_kv_heads", dropout="dropout_prob"
+    ),
     "n_embd": Words("n_embd", "n_head", dropout="attn_pdrop", max_length="block_size"),
     "h_d_model": Words("d_model", "h"),
     "config": Words("n_embd", "n_head", max_length="block_size"),

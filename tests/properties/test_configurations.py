@@ -28,14 +28,19 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("implementation", [complete, KnownBad(REJECTED["correct"], CLAIMS)], ids=lambda it: it.name)
+@pytest.mark.parametrize(
+    "implementation", [complete, KnownBad(REJECTED["correct"], CLAIMS)], ids=lambda it: it.name
+)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_configuration_is_solved(config: str, implementation: Any) -> None:
     case = Case(n_heads=CONFIGS[config].n_heads, head_dim=3, B=2, L=3, S=5, mask="bias", seed=4)
     problem, session = with_config(case, CONFIGS[config]), Session(implementation, case)
     assert ratio(session(problem).output.tensor, session.expected(problem).output) < 1
     upstream = session.upstream(problem)
-    found, expected = session.gradients(problem, upstream), session.expected_gradients(problem, upstream)
+    found, expected = (
+        session.gradients(problem, upstream),
+        session.expected_gradients(problem, upstream),
+    )
     assert {f"b_{role}" for role in "qkvo" if CONFIGS[config].has_bias(role)} == {
         name for name in found if name[1] == "_" and name[0] == "b"
     }
@@ -44,7 +49,10 @@ def test_configuration_is_solved(config: str, implementation: Any) -> None:
 
 def test_heads_of_their_own_width_are_of_every_kind() -> None:
     cases = [
-        Case(n_heads=heads, head_dim=width, seed=seed) for heads in (1, 2, 3) for width in (1, 4) for seed in range(24)
+        Case(n_heads=heads, head_dim=width, seed=seed)
+        for heads in (1, 2, 3)
+        for width in (1, 4)
+        for seed in range(24)
     ]
     configs = [as_variant(case, "own_width", Claims()).config for case in cases]
     assert all(config.inner_width != config.d_model for config in configs)

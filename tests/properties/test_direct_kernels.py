@@ -16,7 +16,18 @@ from mha.implementations import from_kernel, resolve
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Rounding, Scores, oracle
 
-ABOUT_LENGTHS = ["SHP-1", "SHP-5", "HED-1", "EQV-2", "EQV-3", "EQV-5", "EQV-7", "EQV-8", "GQA-1", "STA-3"]
+ABOUT_LENGTHS = [
+    "SHP-1",
+    "SHP-5",
+    "HED-1",
+    "EQV-2",
+    "EQV-3",
+    "EQV-5",
+    "EQV-7",
+    "EQV-8",
+    "GQA-1",
+    "STA-3",
+]
 
 
 def packed(qkv: Tensor) -> Tensor:
@@ -37,7 +48,9 @@ def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def masked_before_scaling(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, softmax_scale: float | None = None
 ) -> Tensor:
-    """Its maximum is that of the scores before they are scaled, as in FlashAttention-2: right for positive scales."""
+    """Its maximum is that of the scores before they are scaled, as in FlashAttention-2: right for
+    positive scales.
+    """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     scores = q @ k.mT
     if is_causal:
@@ -61,17 +74,26 @@ def test_queries_of_self_attention_change_with_the_keys() -> None:
     assert report.conforms, report
 
 
-@pytest.mark.parametrize(("kernel", "claim"), [(of_one_key_head, "multi_query"), (grouped, "grouped_query")])
+@pytest.mark.parametrize(
+    ("kernel", "claim"), [(of_one_key_head, "multi_query"), (grouped, "grouped_query")]
+)
 def test_keys_may_have_fewer_heads(kernel: Callable[..., Tensor], claim: str) -> None:
     claims = Claims(masks=(), causal=None, returns_weights=False, **{claim: True})  # type: ignore[arg-type]  # a flag
-    report = check(from_kernel(kernel, mask=None, claims=claims), "quick", clauses=ABOUT_LENGTHS, dtypes="float32")
+    report = check(
+        from_kernel(kernel, mask=None, claims=claims),
+        "quick",
+        clauses=ABOUT_LENGTHS,
+        dtypes="float32",
+    )
     assert report.conforms, report
 
 
 def test_scale_is_tried_with_the_causal_flag_too() -> None:
     inference = infer_kernel(masked_before_scaling)
     assert inference.implementation.claims.scores == Scores(scale="positive")
-    assert check(inference.implementation, "quick", clauses=["SCL-1", "CAU-2"], dtypes="float32").conforms
+    assert check(
+        inference.implementation, "quick", clauses=["SCL-1", "CAU-2"], dtypes="float32"
+    ).conforms
 
 
 def test_kernels_are_judged_in_float32_and_bfloat16_in_what_they_take() -> None:
@@ -89,7 +111,9 @@ def test_inputs_are_what_projections_give_in_the_layout_of_the_case(layout: str)
     case = Case(n_heads=2, head_dim=3, B=2, L=4, S=5, layout=layout, seed=2)
     whole, direct = case.problem(), Case(**vars(case) | {"projected": False}).problem()
     claims = Claims(rounding=Rounding())
-    assert torch.allclose(oracle(direct, claims).query.mid, oracle(whole, claims).query.mid, atol=1e-6)
+    assert torch.allclose(
+        oracle(direct, claims).query.mid, oracle(whole, claims).query.mid, atol=1e-6
+    )
     doubled = direct.change(w_q=2 * direct.weights.w_q)
     assert torch.equal(doubled.query, 2 * direct.query)
     assert doubled.query.stride() == direct.query.stride()
@@ -102,5 +126,7 @@ def test_a_scale_that_is_half_a_percent_off_fails_in_bfloat16() -> None:
         return (q @ k.mT * (1.005 * q.shape[-1] ** -0.5)).softmax(-1) @ v
 
     claims = Claims(masks=(), causal=None, returns_weights=False, dtypes={"bfloat16"})
-    (verdict,) = check(from_kernel(kernel, mask=None, claims=claims), "quick", clauses=["NUM-7"]).verdicts
+    (verdict,) = check(
+        from_kernel(kernel, mask=None, claims=claims), "quick", clauses=["NUM-7"]
+    ).verdicts
     assert verdict.status == "fail"

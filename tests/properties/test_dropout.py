@@ -1,4 +1,6 @@
-"""The statistics of dropout: how often a correct implementation fails, and how small an error is caught."""
+"""The statistics of dropout: how often a correct implementation fails, and how small an error is
+caught.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ DRAWS = LARGE_LENGTH**2
 
 def tails(low: int, high: int, trials: int, p: Fraction) -> tuple[Fraction, Fraction]:
     """Return the exact probabilities of a count below `low`, and of one above `high`."""
-    exact = [math.comb(trials, count) * p**count * (1 - p) ** (trials - count) for count in range(trials + 1)]
+    exact = [
+        math.comb(trials, count) * p**count * (1 - p) ** (trials - count)
+        for count in range(trials + 1)
+    ]
     return sum(exact[:low], Fraction(0)), sum(exact[high + 1 :], Fraction(0))
 
 
@@ -42,7 +47,9 @@ def test_accepted_counts_are_those_of_the_exact_binomial(trials: int, p: Fractio
 def failure_rate(low: int, high: int, p: float) -> float:
     """Return the probability that a count of `DRAWS` is outside the accepted range."""
     counts = torch.arange(DRAWS + 1, dtype=torch.float64)
-    logs = torch.distributions.Binomial(DRAWS, torch.tensor(p, dtype=torch.float64)).log_prob(counts)
+    logs = torch.distributions.Binomial(DRAWS, torch.tensor(p, dtype=torch.float64)).log_prob(
+        counts
+    )
     return float(logs[:low].logsumexp(0).exp() + logs[high + 1 :].logsumexp(0).exp())
 
 
@@ -52,7 +59,9 @@ def test_correct_dropout_fails_as_rarely_as_stated(p: float) -> None:
 
 
 def smallest_error(p: float, power: float = 0.99) -> float:
-    """Return the smallest error of the probability, upwards, that is caught with probability `power`."""
+    """Return the smallest error of the probability, upwards, that is caught with probability
+    `power`.
+    """
     low, high = 0.0, 1.0 - p
     for _ in range(24):
         middle = (low + high) / 2
@@ -67,7 +76,10 @@ def test_smallest_error_that_is_caught(p: float, error: float) -> None:
 
 
 def test_docstring_states_the_power() -> None:
-    stated = f"p = 0.5: a probability that is off by {smallest_error(0.5):.3f} is caught with probability 0.99"
+    stated = (
+        f"p = 0.5: a probability that is off by {smallest_error(0.5):.3f} is caught with"
+        " probability 0.99"
+    )
     assert stated in str(dropout_statistics.__doc__)
 
 
@@ -84,4 +96,8 @@ def test_chance_that_all_rows_drop_alike_is_not_underestimated(p: float) -> None
 
 
 def test_few_columns_need_more_rows_to_tell_patterns_apart() -> None:
-    assert [least_patterns(65, 65, 0.5), least_patterns(15, 15, 0.5), least_patterns(15, 15, 0.1)] == [65, 2, 1]
+    assert [
+        least_patterns(65, 65, 0.5),
+        least_patterns(15, 15, 0.5),
+        least_patterns(15, 15, 0.1),
+    ] == [65, 2, 1]

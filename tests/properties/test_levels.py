@@ -1,4 +1,6 @@
-"""What decides and what is advised: right classes of disputed conventions conform, and wrong ones do not."""
+"""What decides and what is advised: right classes of disputed conventions conform, and wrong ones
+do not.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Plain(nn.Module):
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
         self.d_model, self.n_heads = d_model, n_heads
-        self.q, self.k, self.v, self.out = (nn.Linear(d_model, d_model, bias=bias) for _ in range(4))
+        self.q, self.k, self.v, self.out = (
+            nn.Linear(d_model, d_model, bias=bias) for _ in range(4)
+        )
 
     def split(self, x: Tensor) -> Tensor:
         """Return the heads (B, H, N, d_k)."""
@@ -39,7 +43,9 @@ class Plain(nn.Module):
             scores = scores.masked_fill(~mask, -math.inf)
         return scores.softmax(-1)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         """Return the output (B, L, D)."""
         q, k, v = self.split(self.q(query)), self.split(self.k(key)), self.split(self.v(value))
         weights = self.weigh(q @ k.mT / math.sqrt(q.shape[-1]), mask)
@@ -65,7 +71,9 @@ class WiderHeads(Plain):
 
 
 class NarrowerOutput(Plain):
-    """The width of a head is rounded down, and the output is as wide as all heads, so that no weights of W_o fit."""
+    """The width of a head is rounded down, and the output is as wide as all heads, so that no
+    weights of W_o fit.
+    """
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         width = d_model // n_heads
@@ -85,7 +93,8 @@ class GivenWidth(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the output."""
         q, k, v = (
-            x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (self.q(query), self.k(key), self.v(value))
+            x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for x in (self.q(query), self.k(key), self.v(value))
         )
         weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
         return self.out((weights @ v).transpose(1, 2).flatten(2))
@@ -94,7 +103,9 @@ class GivenWidth(nn.Module):
 class NeedsContiguous(Plain):
     """Inputs are viewed, so that those that are not contiguous raise."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         """Return the output."""
         query, key, value = (x.view(-1).view(x.shape) for x in (query, key, value))
         return super().forward(query, key, value, mask)
@@ -103,7 +114,9 @@ class NeedsContiguous(Plain):
 class ReadsAsContiguous(Plain):
     """The memory of inputs is read in order, whatever their strides are."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         """Return the output."""
         if query.stride() != query.contiguous().stride() and 0 not in query.stride():
             query = query.as_strided(query.shape, query.contiguous().stride())
@@ -128,7 +141,11 @@ class HalfPrecisionMaskAsBoolean(Plain):
         """Return the weights."""
         if mask is None or mask.dtype == torch.bool:
             return super().weigh(scores, mask)
-        return (scores + mask if mask.dtype == scores.dtype else scores.masked_fill(mask == 0, -math.inf)).softmax(-1)
+        return (
+            scores + mask
+            if mask.dtype == scores.dtype
+            else scores.masked_fill(mask == 0, -math.inf)
+        ).softmax(-1)
 
 
 class NarrowHeadsRefused(Plain):
@@ -136,20 +153,26 @@ class NarrowHeadsRefused(Plain):
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         if d_model > 0 and n_heads > 0 and d_model // n_heads == 1 and n_heads > 3:
-            raise ValueError(f"heads of width 1 are not supported (d_model={d_model}, n_heads={n_heads})")
+            raise ValueError(
+                f"heads of width 1 are not supported (d_model={d_model}, n_heads={n_heads})"
+            )
         super().__init__(d_model, n_heads, bias)
 
 
 class LessAccurate(Plain):
     """Outputs are off by a few roundings of float32."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         """Return the output."""
         return super().forward(query, key, value, mask) * (1 + 7.4e-6)
 
 
 class AddsMasks(Plain):
-    """Masks are added to the scores: a row of -infinity is NaN, and one of the lowest number is not."""
+    """Masks are added to the scores: a row of -infinity is NaN, and one of the lowest number is
+    not.
+    """
 
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """Return the weights."""
@@ -159,7 +182,9 @@ class AddsMasks(Plain):
 class AddsMasksInTiles(Plain):
     """Keys are taken in tiles, with a running maximum: a first tile of -infinity makes the row NaN."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         """Return the output."""
         q, k, v = self.split(self.q(query)), self.split(self.k(key)), self.split(self.v(value))
         scores = q @ k.mT / math.sqrt(q.shape[-1])
@@ -213,8 +238,16 @@ def test_what_is_disputed_is_advice(cls: type[nn.Module], clause: str, message: 
             "CFG-1",
             "(2), but a call returns a result: that of 3 heads of width 1",
         ),
-        (WiderHeads, "CFG-1", "but a call returns a result: 2 heads of width 2, so a context of 4 numbers, not 3"),
-        (NarrowerOutput, "CFG-1", "but a call returns a result: output_1.shape is (1, 1, 2), but should be (1, 1, 3)"),
+        (
+            WiderHeads,
+            "CFG-1",
+            "but a call returns a result: 2 heads of width 2, so a context of 4 numbers, not 3",
+        ),
+        (
+            NarrowerOutput,
+            "CFG-1",
+            "but a call returns a result: output_1.shape is (1, 1, 2), but should be (1, 1, 3)",
+        ),
         (ReadsAsContiguous, "SHP-7", "which are"),
         (HalfPrecisionMaskAsBoolean, "MSK-14", "mask is added to the scores, or the call raises"),
     ],
@@ -226,7 +259,19 @@ def test_wrong_results_decide(cls: type[nn.Module], clause: str, message: str) -
 
 
 def test_class_without_any_check_conforms() -> None:
-    clauses = ["CFG-1", "CFG-2", "CFG-3", "SHP-6", "SHP-8", "MSK-1", "MSK-2", "MSK-9", "MSK-12", "MSK-14", "STA-4"]
+    clauses = [
+        "CFG-1",
+        "CFG-2",
+        "CFG-3",
+        "SHP-6",
+        "SHP-8",
+        "MSK-1",
+        "MSK-2",
+        "MSK-9",
+        "MSK-12",
+        "MSK-14",
+        "STA-4",
+    ]
     report = check(Plain, "quick", clauses=clauses, dtypes="float32")
     assert report.exit_status == 0
     said = sentence(report.verdicts)
@@ -262,10 +307,21 @@ def test_masks_that_are_added_are_given_the_lowest_number_where_infinity_gives_n
     resolved = as_resolved(AddsMasks)
     assert resolved.inference is not None
     assert 'masked_number="lowest"' in resolved.inference.declaration
-    assert "where the lowest number of the dtype hides a key" in " ".join(resolved.inference.report().split())
-    report = check(resolved, "quick", clauses=["MSK-1", "MSK-2", "MSK-8", "MSK-9", "MSK-11", "CAU-1"], dtypes="float32")
+    assert "where the lowest number of the dtype hides a key" in " ".join(
+        resolved.inference.report().split()
+    )
+    report = check(
+        resolved,
+        "quick",
+        clauses=["MSK-1", "MSK-2", "MSK-8", "MSK-9", "MSK-11", "CAU-1"],
+        dtypes="float32",
+    )
     assert report.exit_status == 0
-    assert {verdict.clause for verdict in report.verdicts if verdict.status == "fail"} <= {"MSK-8", "MSK-11", "CAU-1"}
+    assert {verdict.clause for verdict in report.verdicts if verdict.status == "fail"} <= {
+        "MSK-8",
+        "MSK-11",
+        "CAU-1",
+    }
 
 
 @pytest.mark.slow
@@ -280,7 +336,10 @@ def test_infinity_that_spoils_rows_with_a_key_is_not_avoided() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mask": "additive", "masked_number": "-1e9"}, "masked_number must be '-inf' or 'lowest', but is '-1e9'"),
+        (
+            {"mask": "additive", "masked_number": "-1e9"},
+            "masked_number must be '-inf' or 'lowest', but is '-1e9'",
+        ),
         ({"mask": "drop", "masked_number": "lowest"}, "pass mask='additive'"),
     ],
 )
@@ -292,7 +351,10 @@ def test_number_that_hides_nothing_is_refused(options: dict[str, Any], message: 
 
 def test_class_that_is_given_the_width_of_a_head_has_it() -> None:
     verdict = verdicts_on(GivenWidth, ["CFG-1"])["CFG-1"]
-    assert (verdict.status, verdict.message) == ("not_claimed", "does not apply: own_head_dim is claimed")
+    assert (verdict.status, verdict.message) == (
+        "not_claimed",
+        "does not apply: own_head_dim is claimed",
+    )
     claims = Claims(masks=(), causal=None, returns_weights=False)  # without a width of their own
     parameters = {"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "out"}
     declared = from_module(GivenWidth, parameters=parameters, mask=None, claims=claims)

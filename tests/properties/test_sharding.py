@@ -1,4 +1,6 @@
-"""Sharded attention: the implementations of ours conform, and a rank that fails is a verdict, never a hang."""
+"""Sharded attention: the implementations of ours conform, and a rank that fails is a verdict, never
+a hang.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,13 @@ from mha.conformance.properties.sharding import SHARDED as SHARDED_CASES
 from mha.conformance.sharding import group as processes
 from mha.conformance.sharding.gathered import Gathered, on_ranks
 from mha.conformance.sharding.group import RankError, group
-from mha.implementations import ImplementationError, context_parallel, ring, tensor_parallel, ulysses
+from mha.implementations import (
+    ImplementationError,
+    context_parallel,
+    ring,
+    tensor_parallel,
+    ulysses,
+)
 from mha.implementations.adapters.sharded import from_sharded
 from mha.implementations.discovery.resolve import Renamed, as_resolved
 from mha.spec import Claims, Config, Problem, Rounding, Sharded, Weights, oracle, positions
@@ -78,11 +86,17 @@ def build(implementation: Sharded, size: int = 2) -> Any:
 @pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("name", OURS)
 def test_ours_conform(name: str) -> None:
-    """Also where they are recommended to; on four ranks: `mha check ring --clause DST --mha-profile thorough`."""
+    """Also where they are recommended to; on four ranks: `mha check ring --clause DST --mha-profile
+    thorough`.
+    """
     report = check(OURS[name], "quick", clauses="DST", dtypes=torch.float32, strict=True)
     statuses = {verdict.clause: verdict.status for verdict in report.verdicts}
     waived = {"DST-1"} if name == "context_parallel" else set()
-    assert {clause for clause, status in statuses.items() if status not in ("pass", "not_claimed", "waived")} == set()
+    assert {
+        clause
+        for clause, status in statuses.items()
+        if status not in ("pass", "not_claimed", "waived")
+    } == set()
     assert {clause for clause, status in statuses.items() if status == "waived"} == waived
     assert list(statuses.values()).count("pass") >= 6 - len(waived)
 
@@ -121,7 +135,10 @@ def test_parts_that_cancel_need_the_bound_of_parts_that_are_stored() -> None:
     x = torch.full((1, 1, 2), 1.0).bfloat16()
     # Heads of 1.01 and -1.01: what each rank adds to the output is off by u_s, and the sum is 0.
     weights = Weights(
-        torch.eye(2), torch.eye(2), torch.diag(torch.tensor([1.0, -1.0])), torch.tensor([[1.01, 1.01]] * 2)
+        torch.eye(2),
+        torch.eye(2),
+        torch.diag(torch.tensor([1.0, -1.0])),
+        torch.tensor([[1.01, 1.01]] * 2),
     )
     problem = Problem(two, weights.to(torch.bfloat16), x, x, x)
     values = torch.tensor([[[1.01], [-1.01]]]).bfloat16()
@@ -129,7 +146,9 @@ def test_parts_that_cancel_need_the_bound_of_parts_that_are_stored() -> None:
     row = Problem(Config(d_model=1, n_heads=1, bias=False), same, values[:, :1], values, values)
     u = 2.0**-8
     for case in (problem, row):
-        loose, strict = (oracle(case, Claims(rounding=of_parts(stored))).output for stored in (True, False))
+        loose, strict = (
+            oracle(case, Claims(rounding=of_parts(stored))).output for stored in (True, False)
+        )
         assert (loose.mid == 0).all()
         added = loose.rad - strict.rad
         assert (added > u).all()
@@ -140,7 +159,9 @@ def test_parts_over_ranks_are_places_of_the_rounding_graph() -> None:
     problem = Case(dtype="bfloat16", B=2, n_heads=2, head_dim=8, L=8, S=8).problem()
     for bias in (True, False):
         given = problem if bias else replace(problem, weights=replace(problem.weights, b_o=None))
-        graphs = [rounding_graph(given, Claims(rounding=of_parts(stored))) for stored in (True, False)]
+        graphs = [
+            rounding_graph(given, Claims(rounding=of_parts(stored))) for stored in (True, False)
+        ]
         loose, strict = (allowance(graph, graphs[0].output) for graph in graphs)
         assert loose.sd > 1.2 * strict.sd
         # What two ranks store of the output, their roundings in the direction of the output.
@@ -193,16 +214,22 @@ def test_rank_that_fails_is_an_error_of_the_call(
 
 
 def test_copies_of_an_output_that_is_differentiated_are_compared() -> None:
-    (verdict,) = check(copy_off_in_training, "quick", clauses="DST-2", dtypes=torch.float32).verdicts
+    (verdict,) = check(
+        copy_off_in_training, "quick", clauses="DST-2", dtypes=torch.float32
+    ).verdicts
     assert verdict.status == "fail"
     assert re.search(r"output_4\[0, \d, 0\] is .*: on rank 1, that of one process", verdict.message)
 
 
 def test_failing_rank_is_a_verdict_and_the_next_case_has_other_ranks() -> None:
-    report = check(faults.implementations["Dies"], "quick", clauses=["DST-10", "DST-8"], dtypes=torch.float32)
+    report = check(
+        faults.implementations["Dies"], "quick", clauses=["DST-10", "DST-8"], dtypes=torch.float32
+    )
     by_clause = {verdict.clause: verdict for verdict in report.verdicts}
     assert by_clause["DST-10"].status == "fail"
-    assert by_clause["DST-10"].message.startswith("the call raised RankError: rank 1 died with status 3")
+    assert by_clause["DST-10"].message.startswith(
+        "the call raised RankError: rank 1 died with status 3"
+    )
     assert by_clause["DST-8"].status == "pass"
 
 
@@ -226,7 +253,9 @@ def test_failure_is_replayed_on_its_ranks() -> None:
 
 
 def test_more_ranks_than_claimed_are_refused_in_one_line() -> None:
-    with pytest.raises(ImplementationError, match=r"ring claims \[1, 2, 3, 4\] ranks \(Claims.world_sizes\), not 5"):
+    with pytest.raises(
+        ImplementationError, match=r"ring claims \[1, 2, 3, 4\] ranks \(Claims.world_sizes\), not 5"
+    ):
         build(ring.implementation, 5)
 
 
@@ -239,7 +268,10 @@ def test_other_numbers_of_ranks_than_the_usual_ones_are_judged() -> None:
 
 def test_a_renamed_implementation_runs_on_ranks_too() -> None:
     assert isinstance(
-        Session(Renamed(ring.implementation, "mine"), Case(ranks=2)).built(Case(ranks=2).problem()).attention, Gathered
+        Session(Renamed(ring.implementation, "mine"), Case(ranks=2))
+        .built(Case(ranks=2).problem())
+        .attention,
+        Gathered,
     )
 
 
@@ -247,7 +279,9 @@ def test_function_that_cannot_be_sent_is_refused_in_one_line() -> None:
     def local(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
         return query
 
-    with pytest.raises(ImplementationError, match="define it, and what it is made of, at the top level of a module"):
+    with pytest.raises(
+        ImplementationError, match="define it, and what it is made of, at the top level of a module"
+    ):
         build(from_sharded(local, placements=Shard(2), claims=SHARDED))
 
 
@@ -262,7 +296,9 @@ def test_file_that_is_no_package_is_found_by_the_ranks(tmp_path: Path) -> None:
         "claims = Claims(world_sizes={2}, masks=(), causal=None, returns_weights=False)\n"
         "implementation = from_sharded(attend, placements=Shard(2), claims=claims)\n"
     )
-    (verdict,) = check(f"{file}:implementation", "quick", clauses="DST-1", dtypes=torch.float32).verdicts
+    (verdict,) = check(
+        f"{file}:implementation", "quick", clauses="DST-1", dtypes=torch.float32
+    ).verdicts
     assert (verdict.status, "RankError" in verdict.message) == ("fail", False)
     assert verdict.script
     assert "AssertionError: " in run_on_ranks(verdict.script, tmp_path)
@@ -288,16 +324,35 @@ def test_time_in_which_the_judge_is_stopped_does_not_count(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"placements": Shard(1)}, r"placements must give Shard\(2\), the sequence, or Replicate\(\) to each of"),
+        (
+            {"placements": Shard(1)},
+            r"placements must give Shard\(2\), the sequence, or Replicate\(\) to each of",
+        ),
         ({"placements": {"query": Shard(2)}}, "to each of query, key, value, output"),
         (
-            {"placements": {"query": Shard(2), "key": Replicate(), "value": Shard(2), "output": Shard(2)}},
+            {
+                "placements": {
+                    "query": Shard(2),
+                    "key": Replicate(),
+                    "value": Shard(2),
+                    "output": Shard(2),
+                }
+            },
             "must be the same for query and output, and for key and value",
         ),
         ({"order": "spiral"}, "order must be one of contiguous, zigzag, striped, but is 'spiral'"),
-        ({"fn": lambda query, key, value: query}, r"must be callable as <lambda>\(query, key, value, "),
-        ({"claims": replace(SHARDED, dropout=True)}, "claims dropout, which the function is not asked for"),
-        ({"claims": Claims()}, r"claims has no world_sizes; claim the numbers of ranks, as world_sizes=\{2\}"),
+        (
+            {"fn": lambda query, key, value: query},
+            r"must be callable as <lambda>\(query, key, value, ",
+        ),
+        (
+            {"claims": replace(SHARDED, dropout=True)},
+            "claims dropout, which the function is not asked for",
+        ),
+        (
+            {"claims": Claims()},
+            r"claims has no world_sizes; claim the numbers of ranks, as world_sizes=\{2\}",
+        ),
     ],
 )
 def test_bad_declarations_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
@@ -314,7 +369,9 @@ def test_claimed_ranks_need_a_sharded_implementation() -> None:
 
 
 @pytest.mark.parametrize("order", ["contiguous", "zigzag", "striped"])
-@pytest.mark.parametrize(("length", "size"), [(0, 2), (1, 2), (5, 2), (8, 2), (7, 3), (3, 4), (16, 4)])
+@pytest.mark.parametrize(
+    ("length", "size"), [(0, 2), (1, 2), (5, 2), (8, 2), (7, 3), (3, 4), (16, 4)]
+)
 def test_every_position_is_on_one_rank(order: Any, length: int, size: int) -> None:
     parts = positions(order, length, size)
     assert len(parts) == size
@@ -335,10 +392,13 @@ def children(process: int) -> Iterator[str]:
 def test_run_that_ends_early_leaves_no_rank_behind(number: signal.Signals) -> None:
     code = (
         "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler); "  # a background job ignores it
-        "from mha.conformance.sharding.group import group; group.join((0, 1), 'cpu', 1); print('ready', flush=True); "
+        "from mha.conformance.sharding.group import group; group.join((0, 1), 'cpu', 1);"
+        " print('ready', flush=True); "
         "time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"ready\n"
         started = list(children(running.pid))

@@ -32,7 +32,8 @@ def test_a_recommendation_within_a_required_clause() -> None:
     """MSK-8 requires some declared policy, and recommends "zeros"."""
     uniform = faults.implementations["FillThatRunsOver"]
     relaxed, strict = (
-        check(uniform, clauses=["MSK-8"], dtypes=["float32"], strict=strict).verdicts[0] for strict in (False, True)
+        check(uniform, clauses=["MSK-8"], dtypes=["float32"], strict=strict).verdicts[0]
+        for strict in (False, True)
     )
     assert (relaxed.status, relaxed.level, relaxed.conforms) == ("fail", "SHOULD", True)
     assert relaxed.message == "the declared policy is 'uniform', but should be 'zeros'"
@@ -41,8 +42,19 @@ def test_a_recommendation_within_a_required_clause() -> None:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run pytest on MSK-10 for an implementation that fails it, a SHOULD."""
-    options = ("--mha-impl", "loop", "-k", "MSK-10", "--mha-profile", "quick", "--mha-dtype", "float32")
-    return run_module("pytest", "conformance", "-p", "no:cacheprovider", *options, *arguments, cwd=CHECKOUT)
+    options = (
+        "--mha-impl",
+        "loop",
+        "-k",
+        "MSK-10",
+        "--mha-profile",
+        "quick",
+        "--mha-dtype",
+        "float32",
+    )
+    return run_module(
+        "pytest", "conformance", "-p", "no:cacheprovider", *options, *arguments, cwd=CHECKOUT
+    )
 
 
 def test_mha_strict_fails_a_run_under_pytest() -> None:

@@ -1,4 +1,6 @@
-"""Adapters: inputs, masks, biases and widths reach a class in its own form, and what has none is said to have none."""
+"""Adapters: inputs, masks, biases and widths reach a class in its own form, and what has none is
+said to have none.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,17 @@ PROJECTIONS = {f"w_{role}": role for role in "qkvo"}
 
 
 class Attend(nn.Module):
-    """Attention whose heads may have a width of their own, and whose projections may each have a bias."""
+    """Attention whose heads may have a width of their own, and whose projections may each have a
+    bias.
+    """
 
     def __init__(
-        self, d_model: int, n_heads: int, head_dim: int | None = None, qkv_bias: bool = True, out_bias: bool = True
+        self,
+        d_model: int,
+        n_heads: int,
+        head_dim: int | None = None,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
     ) -> None:
         super().__init__()
         if n_heads <= 0 or d_model <= 0:
@@ -37,11 +46,15 @@ class Attend(nn.Module):
     def project(self, x: Tensor, role: str) -> Tensor:
         return getattr(self, role)(x)  # type: ignore[no-any-return]  # a layer
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         """mask: boolean, True = may attend, or added to the scores."""
         inputs = {"q": query, "k": key, "v": value}
         heads = (self.n_heads, -1)
-        q, k, v = (self.project(x, role).unflatten(-1, heads).transpose(1, 2) for role, x in inputs.items())
+        q, k, v = (
+            self.project(x, role).unflatten(-1, heads).transpose(1, 2) for role, x in inputs.items()
+        )
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         mask = torch.zeros(()) if mask is None else mask
         if mask.dtype == torch.bool:
@@ -89,19 +102,25 @@ class Stacked(Attend):
 def problem_of(config: Config, inputs: str = "self", mask: Tensor | None = None) -> Problem:
     """Return a small problem in float64: B = 3, L = 4, and S = 4 ("self") or 5 ("memory")."""
     generator = torch.Generator().manual_seed(0)
-    query, memory = (torch.randn(3, n, config.d_model, generator=generator, dtype=torch.float64) for n in (4, 5))
+    query, memory = (
+        torch.randn(3, n, config.d_model, generator=generator, dtype=torch.float64) for n in (4, 5)
+    )
     key = query if inputs == "self" else memory
     return Problem(config, Weights.random(config, 0), query, key, key, Options(mask))
 
 
 def expect_formula(implementation: Implementation, problem: Problem) -> None:
     """Output and gradients of the weights are those of the plain formula."""
-    attention: Any = implementation.build(problem.config, problem.weights, dtype=torch.float64, device="cpu")
+    attention: Any = implementation.build(
+        problem.config, problem.weights, dtype=torch.float64, device="cpu"
+    )
     output = attention(problem.query, problem.key, problem.value, mask=problem.mask).output
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in problem.weights.named()}
     expected = plain_formula(problem.change(**leaves), problem.allowed(None))
     torch.testing.assert_close(output, expected)
-    upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    upstream = torch.randn(
+        output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     output.backward(upstream)
     expected.backward(upstream)
     gradients = attention.weight_gradients()
@@ -119,11 +138,19 @@ SELF = {"masks": (), "causal": None, "cross_attention": False, "returns_weights"
         (NoKeyBias, PROJECTIONS, {"qvo"}),
         (NoKeyBias, PROJECTIONS, {"vo", False}),
         (Stacked, {"w_qkv": "qkv", "w_o": "o"}, {True, "qvo", "k", False}),
-        (Stacked, {"w_qkv": "qkv.weight", "b_qkv": "qkv.bias", "w_o": "o"}, {True, "qvo", "k", False}),
+        (
+            Stacked,
+            {"w_qkv": "qkv.weight", "b_qkv": "qkv.bias", "w_o": "o"},
+            {True, "qvo", "k", False},
+        ),
     ],
 )
-def test_each_projection_may_have_a_bias(cls: Any, parameters: Any, biases: set[bool | str]) -> None:
-    implementation = from_module(cls, parameters=parameters, mask=None, claims=Claims(**SELF, bias=biases))
+def test_each_projection_may_have_a_bias(
+    cls: Any, parameters: Any, biases: set[bool | str]
+) -> None:
+    implementation = from_module(
+        cls, parameters=parameters, mask=None, claims=Claims(**SELF, bias=biases)
+    )
     for bias in biases:
         expect_formula(implementation, problem_of(Config(6, 2, bias=bias)))
 
@@ -133,23 +160,35 @@ def test_arguments_for_biases_are_true_if_one_of_their_projections_has_one() -> 
     built = {}
     for bias in (True, "qkv", "k", "o", False):
         config = Config(6, 2, bias=bias)
-        module: Any = adapter.build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu").module
+        module: Any = adapter.build(
+            config, Weights.random(config, 0), dtype=torch.float64, device="cpu"
+        ).module
         built[bias] = (module.q.bias is not None, module.o.bias is not None)
     both = (True, True)
-    assert built == {True: both, "qkv": (True, False), "k": (True, False), "o": (False, True), False: (False, False)}
+    assert built == {
+        True: both,
+        "qkv": (True, False),
+        "k": (True, False),
+        "o": (False, True),
+        False: (False, False),
+    }
 
 
 def test_missing_bias_is_named() -> None:
     adapter = from_module(NoKeyBias, parameters=PROJECTIONS, mask=None, claims=Claims(**SELF))
     config = Config(6, 2)
-    with pytest.raises(ImplementationError, match=r"w_k \(k\).bias is missing, .*; see Claims.bias"):
+    with pytest.raises(
+        ImplementationError, match=r"w_k \(k\).bias is missing, .*; see Claims.bias"
+    ):
         adapter.build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
 
 
 @pytest.mark.parametrize("n_heads", [1, 3])
 def test_heads_may_have_a_width_of_their_own(n_heads: int) -> None:
     config = Config(4, n_heads, d_head=5)
-    module = from_module(FromMemory, parameters=PROJECTIONS, mask=None, claims=Claims(**SELF, own_head_dim=True))
+    module = from_module(
+        FromMemory, parameters=PROJECTIONS, mask=None, claims=Claims(**SELF, own_head_dim=True)
+    )
     kernel = from_kernel(
         lambda q, k, v: torch.softmax(q @ k.mT / 5**0.5, -1) @ v,
         mask=None,
@@ -160,8 +199,13 @@ def test_heads_may_have_a_width_of_their_own(n_heads: int) -> None:
 
 
 def test_width_of_heads_needs_an_argument() -> None:
-    with pytest.raises(ImplementationError, match="claims own_head_dim, but none of the parameters of its constructor"):
-        from_module(NoKeyBias, parameters=PROJECTIONS, mask=None, claims=Claims(**SELF, own_head_dim=True))
+    with pytest.raises(
+        ImplementationError,
+        match="claims own_head_dim, but none of the parameters of its constructor",
+    ):
+        from_module(
+            NoKeyBias, parameters=PROJECTIONS, mask=None, claims=Claims(**SELF, own_head_dim=True)
+        )
 
 
 def test_one_input_is_key_and_value() -> None:
@@ -170,10 +214,16 @@ def test_one_input_is_key_and_value() -> None:
     problem = problem_of(Config(6, 2), "memory")
     expect_formula(adapter, problem)
     attention = adapter.build(problem.config, problem.weights, dtype=torch.float64, device="cpu")
-    with pytest.raises(UnsupportedCallError, match="FromMemory takes key and value as one input, context"):
+    with pytest.raises(
+        UnsupportedCallError, match="FromMemory takes key and value as one input, context"
+    ):
         attention(problem.query, problem.key, problem.value.clone())
-    with pytest.raises(ImplementationError, match="the claims cross_attention=True; claim cross_attention='memory'"):
-        from_module(FromMemory, parameters=PROJECTIONS, mask=None, claims=Claims(masks=(), causal=None))
+    with pytest.raises(
+        ImplementationError, match="the claims cross_attention=True; claim cross_attention='memory'"
+    ):
+        from_module(
+            FromMemory, parameters=PROJECTIONS, mask=None, claims=Claims(masks=(), causal=None)
+        )
 
 
 def test_class_of_all_these_forms_is_inferred() -> None:
@@ -190,20 +240,32 @@ def test_class_of_all_these_forms_is_inferred() -> None:
 
 
 class TwoMasks(Attend):
-    """Takes a mask (B * H, L, S) and one of keys (B, S), True = masked in both; remembers what it was given."""
+    """Takes a mask (B * H, L, S) and one of keys (B, S), True = masked in both; remembers what it
+    was given.
+    """
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__(d_model, n_heads)
         self.given: tuple[Tensor | None, Tensor | None] = (None, None)
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None
+    ) -> Tensor:
         self.given = (attn_mask, key_padding_mask)
-        allowed = torch.ones(x.shape[:2], dtype=torch.bool) if key_padding_mask is None else ~key_padding_mask
+        allowed = (
+            torch.ones(x.shape[:2], dtype=torch.bool)
+            if key_padding_mask is None
+            else ~key_padding_mask
+        )
         if allowed.shape != x.shape[:2] or allowed.dtype != torch.bool:
             raise ValueError("the mask of keys must be boolean, and have the shape (B, S)")
         allowed = allowed[:, None, None]
         if attn_mask is not None:
-            if attn_mask.dtype != torch.bool or attn_mask.shape != (len(x) * self.n_heads, x.shape[1], x.shape[1]):
+            if attn_mask.dtype != torch.bool or attn_mask.shape != (
+                len(x) * self.n_heads,
+                x.shape[1],
+                x.shape[1],
+            ):
                 raise ValueError("the mask must be boolean, and have the shape (B * H, L, S)")
             allowed = allowed & ~attn_mask.unflatten(0, (-1, self.n_heads))
         return self.attend(x, x, x, allowed)
@@ -212,11 +274,15 @@ class TwoMasks(Attend):
 class SharedMask(Attend):
     """Adds a mask (L, S) to the scores; a mask of keys (B, S) is True where one may attend."""
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, padding_mask: Tensor | None = None
+    ) -> Tensor:
         added = x.new_zeros(x.shape[1], x.shape[1]) if attn_mask is None else attn_mask
         kept = torch.ones(x.shape[:2], dtype=torch.bool) if padding_mask is None else padding_mask
         if added.shape != (x.shape[1],) * 2 or added.dtype != x.dtype or kept.shape != x.shape[:2]:
-            raise ValueError("attn_mask must have the shape (L, S) and the dtype of x, and padding_mask (B, S)")
+            raise ValueError(
+                "attn_mask must have the shape (L, S) and the dtype of x, and padding_mask (B, S)"
+            )
         return self.attend(x, x, x, added.masked_fill(~kept[:, None, None], -torch.inf))
 
 
@@ -265,8 +331,12 @@ def test_mask_is_split_into_padding_and_the_rest(
     mask: Tensor | None, is_causal: bool, given: tuple[Tensor | None, Tensor | None]
 ) -> None:
     problem = problem_of(Config(6, 2), mask=mask)
-    attention = TWO_MASKS["(b h) l s"].build(problem.config, problem.weights, dtype=torch.float64, device="cpu")
-    output = attention(problem.query, problem.key, problem.value, mask=mask, is_causal=is_causal).output
+    attention = TWO_MASKS["(b h) l s"].build(
+        problem.config, problem.weights, dtype=torch.float64, device="cpu"
+    )
+    output = attention(
+        problem.query, problem.key, problem.value, mask=mask, is_causal=is_causal
+    ).output
     expected = plain_formula(problem, problem.change(is_causal=is_causal).allowed("top_left"))
     torch.testing.assert_close(output, expected)
     rest, padding = attention.module.given
@@ -280,14 +350,20 @@ def test_mask_is_split_into_padding_and_the_rest(
 
 def test_mask_for_all_items_is_split_from_the_padding() -> None:
     problem = problem_of(Config(6, 2), mask=CAUSAL & KEYS)
-    attention = TWO_MASKS["l s"].build(problem.config, problem.weights, dtype=torch.float64, device="cpu")
+    attention = TWO_MASKS["l s"].build(
+        problem.config, problem.weights, dtype=torch.float64, device="cpu"
+    )
     inputs = problem.query, problem.key, problem.value
     torch.testing.assert_close(
         attention(*inputs, mask=problem.mask).output, plain_formula(problem, problem.allowed(None))
     )
-    with pytest.raises(UnsupportedCallError, match="a padding mask and a mask for all items, whose AND this is not"):
+    with pytest.raises(
+        UnsupportedCallError, match="a padding mask and a mask for all items, whose AND this is not"
+    ):
         attention(*inputs, mask=torch.stack([CAUSAL, CAUSAL.mT, CAUSAL])[:, None])
-    with pytest.raises(UnsupportedCallError, match="takes numbers in the mask for all items, and not as padding"):
+    with pytest.raises(
+        UnsupportedCallError, match="takes numbers in the mask for all items, and not as padding"
+    ):
         attention(*inputs, mask=torch.zeros(4, dtype=torch.float64))
 
 
@@ -301,7 +377,9 @@ def test_class_with_two_masks_is_inferred_and_conforms(shape: str) -> None:
     )
     clauses = ["SHP-1", "MSK-1", "MSK-2", "MSK-6", "MSK-8", "MSK-12", "CAU-1", "PTH-3", "NUM-1"]
     report = check(declared, "quick", clauses=clauses, dtypes=["float32"])
-    assert not [verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")]
+    assert not [
+        verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")
+    ]
 
 
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
@@ -311,10 +389,17 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a shape of keys": (
         {"mask_shape": "b s", "claims": Claims(per_head_mask=False, cross_attention=False)},
-        "the claims per_query_mask=True, causal='top_left'; claim per_query_mask=False, causal=None",
+        (
+            "the claims per_query_mask=True, causal='top_left'; claim per_query_mask=False,"
+            " causal=None"
+        ),
     ),
     "padding apart from a shared mask": (
-        {"mask_shape": "l s", "padding": "drop", "claims": Claims(per_head_mask=False, cross_attention=False)},
+        {
+            "mask_shape": "l s",
+            "padding": "drop",
+            "claims": Claims(per_head_mask=False, cross_attention=False),
+        },
         "the claims joint_masks=True; claim joint_masks=False",
     ),
     "numbers that are booleans": (
@@ -325,7 +410,10 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"padding": "drop"},
         "padding='drop', but none of its parameters .* a padding mask",
     ),
-    "padding without another mask": ({"mask": None, "padding": "drop"}, "pass mask='drop' and mask_shape='b s'"),
+    "padding without another mask": (
+        {"mask": None, "padding": "drop"},
+        "pass mask='drop' and mask_shape='b s'",
+    ),
 }
 
 
@@ -341,10 +429,14 @@ def test_declaration_that_contradicts_itself_is_explained_in_one_line(contradict
     options, message = CONTRADICTIONS[contradiction]
     cls = TwoMasks if "apart" in contradiction else OneMask
     with pytest.raises(ImplementationError, match=message) as raised:
-        from_module(cls, parameters=PROJECTIONS, **{"claims": Claims(cross_attention=False), **options})
+        from_module(
+            cls, parameters=PROJECTIONS, **{"claims": Claims(cross_attention=False), **options}
+        )
     assert "\n" not in str(raised.value)
 
 
 def test_claims_by_default_are_those_that_can_be_expressed() -> None:
     claims = from_module(OneMask, parameters=PROJECTIONS, mask_shape="b s").claims
-    assert claims == Claims(cross_attention=False, per_head_mask=False, per_query_mask=False, causal=None)
+    assert claims == Claims(
+        cross_attention=False, per_head_mask=False, per_query_mask=False, causal=None
+    )

@@ -1,4 +1,6 @@
-"""Adapters: modules and kernels of many conventions are judged as they are; one that does not fit is explained."""
+"""Adapters: modules and kernels of many conventions are judged as they are; one that does not fit
+is explained.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from mha.conformance.faults import registry as faults
 from mha.conformance.harness.errors import Discard
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import properties
-from mha.implementations import ImplementationError, discover, discovery, from_kernel, from_module, preflight, resolve
+from mha.implementations import (
+    ImplementationError,
+    discover,
+    discovery,
+    from_kernel,
+    from_module,
+    preflight,
+    resolve,
+)
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.spec import Claims, Config, Implementation, Weights
 from support.folders import ROOT
@@ -47,7 +57,12 @@ class Dropping(faults.Correct):
     """True = masked; no causal flag; weights only on request."""
 
     def forward(  # type: ignore[override]  # another signature is the point
-        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, return_weights: bool = False
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        return_weights: bool = False,
     ) -> Any:
         output, weights, _ = super().forward(q, k, v, None if attn_mask is None else ~attn_mask)
         return (output, weights) if return_weights else output
@@ -60,18 +75,31 @@ class Adding(faults.Correct):
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         scores = super().score(q, k)
-        return scores if self.bias is None else scores + self.bias.masked_fill(self.bias == -torch.inf, 0.0)
+        return (
+            scores
+            if self.bias is None
+            else scores + self.bias.masked_fill(self.bias == -torch.inf, 0.0)
+        )
 
     def forward(  # type: ignore[override]  # another signature is the point
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        causal: bool = False,
     ) -> Any:
         if mask is not None and mask.dtype != query.dtype:
             raise TypeError(f"the mask must be additive, but is {mask.dtype}")
         self.bias = mask
-        return super().forward(query, key, value, None if mask is None else mask != -torch.inf, causal)
+        return super().forward(
+            query, key, value, None if mask is None else mask != -torch.inf, causal
+        )
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> tuple[Tensor, Tensor]:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return context and weights, in the layout (B, H, L, d_k)."""
     base = faults.Correct(4, 2)
     base.config = base.config.__class__(q.shape[-1], 1)
@@ -79,7 +107,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: 
     return weights @ v, weights
 
 
-def sequence_first(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def sequence_first(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The same in the layout (L, B, H, d_k), with True = masked and no causal flag."""
     q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
     context, weights = attend(q, k, v, None if attn_mask is None else ~attn_mask)
@@ -92,7 +122,9 @@ ADAPTED: dict[str, Implementation] = {
     "dropping": from_module(Dropping, parameters=faults.PARAMETERS, mask="drop"),
     "adding": from_module(Adding, parameters=faults.PARAMETERS, mask="additive"),
     "kernel": from_kernel(attend, claims=WITH_WEIGHTS),
-    "sequence first": from_kernel(sequence_first, layout="l b h d", mask="drop", claims=WITH_WEIGHTS),
+    "sequence first": from_kernel(
+        sequence_first, layout="l b h d", mask="drop", claims=WITH_WEIGHTS
+    ),
 }
 
 
@@ -101,7 +133,9 @@ ADAPTED: dict[str, Implementation] = {
 def test_adapted_implementation_conforms(name: str) -> None:
     report = check(ADAPTED[name], "quick", clauses=CLAUSES, dtypes=["float32"])
     not_of_kernels = {"not_claimed"} if isinstance(ADAPTED[name], KernelImplementation) else set()
-    assert {verdict.status for verdict in report.verdicts} == {"pass"} | not_of_kernels, report.verdicts
+    assert {verdict.status for verdict in report.verdicts} == {"pass"} | not_of_kernels, (
+        report.verdicts
+    )
 
 
 def test_incorrect_declaration_of_the_mask_fails() -> None:
@@ -137,7 +171,9 @@ def test_module_without_masks_claims_none() -> None:
 
 
 def test_unclaimed_mask_reaches_the_module_untranslated() -> None:
-    adding = from_module(Adding, parameters=faults.PARAMETERS, mask="additive", claims=Claims(masks={"float"}))
+    adding = from_module(
+        Adding, parameters=faults.PARAMETERS, mask="additive", claims=Claims(masks={"float"})
+    )
     report = check(adding, "quick", clauses=["MSK-11", "MSK-12", "CAU-2"], dtypes=["float32"])
     assert "fail" not in {verdict.status for verdict in report.verdicts}, report.verdicts
 
@@ -159,7 +195,9 @@ class OneHeadDiffers(faults.Correct):
             del self.out_proj
 
 
-def call_without_masks(module: nn.Module, *inputs: Tensor, mask: Tensor | None, **options: Any) -> Any:
+def call_without_masks(
+    module: nn.Module, *inputs: Tensor, mask: Tensor | None, **options: Any
+) -> Any:
     """Call a module; this adapter has no way to give it a mask."""
     if mask is not None:
         raise ImplementationError("Correct: its masks cannot be expressed; claim masks=()")
@@ -173,13 +211,23 @@ def call_without_masks(module: nn.Module, *inputs: Tensor, mask: Tensor | None, 
             OneHeadDiffers,
             None,
             "SHP-1",
-            "the adapter, not the class, failed in build.*OneHeadDiffers: the module has no 'out_proj'; its param",
+            (
+                "the adapter, not the class, failed in build.*OneHeadDiffers: the module has no"
+                " 'out_proj'; its param"
+            ),
         ),
-        (faults.Correct, call_without_masks, "MSK-1", "the call: .*its masks cannot be expressed; claim masks="),
+        (
+            faults.Correct,
+            call_without_masks,
+            "MSK-1",
+            "the call: .*its masks cannot be expressed; claim masks=",
+        ),
     ],
     ids=["build", "call"],
 )
-def test_error_of_the_adapter_is_not_a_failure_of_the_class(cls: Any, call: Any, clause: str, message: str) -> None:
+def test_error_of_the_adapter_is_not_a_failure_of_the_class(
+    cls: Any, call: Any, clause: str, message: str
+) -> None:
     adapted = from_module(cls, parameters=faults.PARAMETERS, call=call)
     report = check(adapted, "quick", clauses=[clause], dtypes=["float32"])
     (verdict,) = report.verdicts
@@ -196,9 +244,13 @@ class RefusesNothing(nn.Module):
         super().__init__()
         size = abs(d_model) or 1
         self.inner = faults.Correct(size, size)
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(size, size) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            nn.Linear(size, size) for _ in range(4)
+        )
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         return query + 0.0 * (0.0 if mask is None else mask.to(query)[0, 0])
 
 
@@ -206,7 +258,10 @@ class RefusesNothing(nn.Module):
     ("clause", "message"),
     [
         ("CFG-3", "no exception was raised, though d_model .*only its adapter refused, afterwards"),
-        ("MSK-12", "no exception was raised, though a mask of ones of dtype torch.float32 is not claimed"),
+        (
+            "MSK-12",
+            "no exception was raised, though a mask of ones of dtype torch.float32 is not claimed",
+        ),
     ],
 )
 def test_refusal_of_the_adapter_satisfies_no_clause(clause: str, message: str) -> None:
@@ -241,7 +296,9 @@ MISFITS: dict[str, tuple[Any, str]] = {
         r"parameters must map w_q, .* to names in the module, but is \['q_proj'\]",
     ),
     "no such layer": (
-        lambda: preflight(from_module(faults.Correct, parameters=faults.PARAMETERS | {"w_q": "query"})),
+        lambda: preflight(
+            from_module(faults.Correct, parameters=faults.PARAMETERS | {"w_q": "query"})
+        ),
         "has no 'query'; its parameters are q_proj.weight",
     ),
     "a projection left out": (
@@ -249,7 +306,9 @@ MISFITS: dict[str, tuple[Any, str]] = {
         "has no entry for w_k, w_v, b_k, b_v",
     ),
     "an unknown key": (
-        lambda: preflight(from_module(faults.Correct, parameters=faults.PARAMETERS | {"weight": "q_proj"})),
+        lambda: preflight(
+            from_module(faults.Correct, parameters=faults.PARAMETERS | {"weight": "q_proj"})
+        ),
         "the known keys are w_q",
     ),
     "another shape": (
@@ -263,11 +322,20 @@ MISFITS: dict[str, tuple[Any, str]] = {
     ),
     "weights of another configuration": (
         lambda: from_kernel(attend).build(
-            Config(8, 2, bias=False), Weights.random(Config(8, 2), 0), dtype=torch.float32, device="cpu"
+            Config(8, 2, bias=False),
+            Weights.random(Config(8, 2), 0),
+            dtype=torch.float32,
+            device="cpu",
         ),
-        r"Config\(d_model=8.* needs weights of the shapes \{'w_q': \(8, 8\).*but the weights have .*'b_q': \(8,\)",
+        (
+            r"Config\(d_model=8.* needs weights of the shapes \{'w_q': \(8, 8\).*but the weights"
+            r" have .*'b_q': \(8,\)"
+        ),
     ),
-    "a builtin kernel": (lambda: from_kernel(torch.matmul), "wrap it in a Python function|known name of a mask"),
+    "a builtin kernel": (
+        lambda: from_kernel(torch.matmul),
+        "wrap it in a Python function|known name of a mask",
+    ),
 }
 
 
@@ -291,9 +359,13 @@ UNRESOLVED = {
     "nonsense": "no implementation is registered as 'nonsense' .registered: .*loop",
     "no.such.module:thing": "cannot be imported: ModuleNotFoundError",
     "mha.implementations.loop:nothing": "does not exist \\(the module defines .*implementation",
-    "mha.spec:Config": "is a class, neither a torch.nn.Module class nor an implementation.*from_module",
+    "mha.spec:Config": (
+        "is a class, neither a torch.nn.Module class nor an implementation.*from_module"
+    ),
     "test_adapters:MODULE": "is of type Correct, .*; name the class Correct instead",
-    "mha.spec:CLAUSES": "is of type mappingproxy, neither a torch.nn.Module class nor an implementation",
+    "mha.spec:CLAUSES": (
+        "is of type mappingproxy, neither a torch.nn.Module class nor an implementation"
+    ),
     "no/such/file.py:thing": "there is no file",
 }
 
@@ -314,13 +386,23 @@ def test_all_built_in_implementations_are_found() -> None:
 
 def test_independence_is_checked_of_every_built_in_implementation() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (contract,) = (each for each in settings["tool"]["importlinter"]["contracts"] if each["type"] == "independence")
+    (contract,) = (
+        each
+        for each in settings["tool"]["importlinter"]["contracts"]
+        if each["type"] == "independence"
+    )
     entry_points = settings["project"]["entry-points"]["mha.implementations"].values()
     assert set(contract["modules"]) == {target.partition(":")[0] for target in entry_points}
 
 
-def test_unavailable_implementation_is_not_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    errors = {"lacking": "UnavailableError", "misread": "ImplementationError", "crashing": "RuntimeError"}
+def test_unavailable_implementation_is_not_broken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    errors = {
+        "lacking": "UnavailableError",
+        "misread": "ImplementationError",
+        "crashing": "RuntimeError",
+    }
     for name, error in errors.items():
         code = f"from mha.implementations import *\nraise {error}('it needs a kernel library')\n"
         (tmp_path / f"{name}.py").write_text(code)
@@ -336,7 +418,9 @@ def test_unavailable_implementation_is_not_broken(monkeypatch: pytest.MonkeyPatc
 
 def test_file_may_warn_while_it_is_imported(tmp_path: Path) -> None:
     text = "import warnings\nwarnings.warn('old', DeprecationWarning)\n"
-    (tmp_path / "warns.py").write_text(text + "from mha.implementations.loop import implementation\n")
+    (tmp_path / "warns.py").write_text(
+        text + "from mha.implementations.loop import implementation\n"
+    )
     with pytest.warns(DeprecationWarning, match="old"):
         (resolved,) = resolve(f"{tmp_path}/warns.py:implementation")
     assert resolved.implementation.name == "loop"

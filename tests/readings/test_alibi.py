@@ -1,4 +1,6 @@
-"""ALiBi: that inference reads the form of the bias, that what is right conforms, and a turned sign is named."""
+"""ALiBi: that inference reads the form of the bias, that what is right conforms, and a turned sign
+is named.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from mha.spec import Alibi, Scores, alibi_bias, causal_mask
 CLAUSES = ["ALB-1", "EFF-1"]
 
 
-def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alignment: str, is_causal: bool = False) -> Tensor:
+def biased(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alignment: str, is_causal: bool = False
+) -> Tensor:
     scores = q @ k.mT * q.shape[-1] ** -0.5
     if bias is not None:
         scores = scores + bias.to(scores)
@@ -38,18 +42,24 @@ def of_flash_attention(
     return biased(q, k, v, bias, "bottom_right", causal)
 
 
-def of_vllm(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, alibi_slopes: Tensor | None = None) -> Tensor:
+def of_vllm(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, alibi_slopes: Tensor | None = None
+) -> Tensor:
     bias = None if alibi_slopes is None else alibi_slopes.view(-1, 1, 1) * torch.arange(k.shape[2])
     return biased(q, k, v, bias, "top_left", is_causal)
 
 
-def turned(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, alibi_slopes: Tensor | None = None) -> Tensor:
+def turned(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, alibi_slopes: Tensor | None = None
+) -> Tensor:
     return of_vllm(q, k, v, is_causal, None if alibi_slopes is None else -alibi_slopes)
 
 
 def from_the_start(q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None = None) -> Tensor:
     away = -distances(q, k, "top_left").abs()
-    return biased(q, k, v, None if alibi_slopes is None else alibi_slopes.view(-1, 1, 1) * away, "top_left")
+    return biased(
+        q, k, v, None if alibi_slopes is None else alibi_slopes.view(-1, 1, 1) * away, "top_left"
+    )
 
 
 @pytest.mark.usefixtures("fewer_cases")
@@ -61,19 +71,25 @@ def from_the_start(q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None 
         (from_the_start, Scores(alibi=Alibi("symmetric"), alignment="top_left")),
     ],
 )
-def test_form_of_the_bias_is_found_and_conforms(kernel: Callable[..., Tensor], scores: Scores) -> None:
+def test_form_of_the_bias_is_found_and_conforms(
+    kernel: Callable[..., Tensor], scores: Scores
+) -> None:
     inference = infer_kernel(kernel)
     assert inference.implementation.claims.scores == scores
     declared: dict[str, object] = {}
     exec(inference.declaration, {kernel.__name__: kernel}, declared)
-    report = check(inference.implementation, "quick", clauses=CLAUSES, dtypes=["float32", "bfloat16"])
+    report = check(
+        inference.implementation, "quick", clauses=CLAUSES, dtypes=["float32", "bfloat16"]
+    )
     assert report.conforms, report
 
 
 def test_a_turned_sign_is_named() -> None:
     inference = infer_kernel(turned)
     assert "assumed by its name" in " ".join(inference.report().split())
-    (verdict,) = check(inference.implementation, "quick", clauses=["ALB-1"], dtypes="float32").verdicts
+    (verdict,) = check(
+        inference.implementation, "quick", clauses=["ALB-1"], dtypes="float32"
+    ).verdicts
     assert verdict.status == "fail"
     assert "the bias of ALiBi has the opposite sign" in verdict.diagnosis
 

@@ -1,4 +1,6 @@
-"""A causal flag that does not do what it says fails, in calls and in constructors; one that does is judged as it is."""
+"""A causal flag that does not do what it says fails, in calls and in constructors; one that does is
+judged as it is.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Base(nn.Module):
         self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
 
     def attend(self, x: Tensor, causal: bool, mask: Tensor | None = None) -> Tensor:
-        q, k, v = (t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        q, k, v = (
+            t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1)
+        )
         context = kernel(q, k, v, mask, causal=causal)
         output: Tensor = self.out(context.transpose(1, 2).flatten(2))
         return output
@@ -147,18 +151,29 @@ def always(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
 
 
 def always_from_the_end(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    return attention(q, k, v, torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2]))
+    return attention(
+        q,
+        k,
+        v,
+        torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2]),
+    )
 
 
-def always_beside_masks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+def always_beside_masks(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
     return kernel(q, k, v, mask, causal=True)
 
 
-def unless_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+def unless_masked(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
     return kernel(q, k, v, mask, causal=mask is None)
 
 
-def never(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = True) -> Tensor:
+def never(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = True
+) -> Tensor:
     return kernel(q, k, v, mask, causal=False)
 
 
@@ -168,7 +183,10 @@ def make(d_model: int, n_heads: int, causal: bool = False) -> nn.Module:
 
 IS, IS_NOT = "has no effect: each call is causal", "has no effect: no call is causal"
 OF_IS, OF_IS_NOT = (f"of the constructor {text}; judged with" for text in (IS, IS_NOT))
-OPPOSITE = "=False of the constructor makes calls causal, and causal=True the other way round; judged with causal=False"
+OPPOSITE = (
+    "=False of the constructor makes calls causal, and causal=True the other way round; judged with"
+    " causal=False"
+)
 # What is judged, and what is said about its flag.
 WRONG: dict[Callable[..., Any], str] = {
     Always: f"is_causal {IS}",
@@ -179,7 +197,9 @@ WRONG: dict[Callable[..., Any], str] = {
     RequiredAndIgnored: f"use_causal_mask {IS_NOT}",
     BuiltAlways: f"causal {OF_IS} causal=False",
     BuiltOpposite: f"causal{OPPOSITE}",
-    BuiltAlwaysWithAnEffect: "causal=False of the constructor makes calls causal; judged with causal=False",
+    BuiltAlwaysWithAnEffect: (
+        "causal=False of the constructor makes calls causal; judged with causal=False"
+    ),
     BuiltNeverByDefault: f"autoregressive {OF_IS_NOT} autoregressive=True",
     BuiltAlwaysByDefault: f"masked {OF_IS} masked=False",
     RequiredToBuild: f"is_causal {OF_IS_NOT} is_causal=True",
@@ -206,7 +226,9 @@ def test_flag_that_does_not_do_what_it_says_fails(written: Callable[..., Any]) -
 
 
 @pytest.mark.usefixtures("undiagnosed", "unshrunk")
-@pytest.mark.parametrize("written", [BuiltNever, IgnoredBesideAFlag, Heads, make], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "written", [BuiltNever, IgnoredBesideAFlag, Heads, make], ids=lambda each: each.__name__
+)
 def test_idle_flag_of_a_constructor_is_named_in_the_verdict(written: Callable[..., Any]) -> None:
     """Classes of diffusers and transformers have such flags, which other classes read."""
     resolved = as_resolved(written)
@@ -231,7 +253,9 @@ def test_value_that_is_judged_is_shown_and_declared() -> None:
 
 
 class Works(Base):
-    def forward(self, x: Tensor, mask: Tensor | None = None, causal_attention: bool = False) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, causal_attention: bool = False
+    ) -> Tensor:
         return self.attend(x, causal_attention, mask)
 
 
@@ -345,8 +369,12 @@ RIGHT: dict[Callable[..., Any], str] = {
     BuiltAndCalled: "is_causal, aligned top_left",
     CallsOverride: "is_causal, aligned top_left",
     MaskedSaysThatMasksCount: "through the mask, aligned top_left",
-    MaskedOfAnotherName: "no; to judge it causal too, check functools.partial(MaskedOfAnotherName, masked=True)",
-    CausalWithoutAMemory: "no; to judge it causal too, check functools.partial(CausalWithoutAMemory, causal=True)",
+    MaskedOfAnotherName: (
+        "no; to judge it causal too, check functools.partial(MaskedOfAnotherName, masked=True)"
+    ),
+    CausalWithoutAMemory: (
+        "no; to judge it causal too, check functools.partial(CausalWithoutAMemory, causal=True)"
+    ),
     AsInTransformers: "through the mask, aligned top_left",
     OfAWord: "no",
     HeadsOfAFlag: "no",
@@ -359,9 +387,14 @@ RIGHT: dict[Callable[..., Any], str] = {
 def test_flag_that_works_is_judged_as_it_is(written: Callable[..., Any]) -> None:
     resolved = as_resolved(written)
     assert resolved.inference
-    assert next(row for row in resolved.inference.rows if row.topic == "causal").finding == RIGHT[written]
+    assert (
+        next(row for row in resolved.inference.rows if row.topic == "causal").finding
+        == RIGHT[written]
+    )
     report = check(resolved.implementation, "quick", clauses=CLAUSES, dtypes=["float32"])
-    assert {v.clause: v.message for v in report.verdicts if v.status not in ("pass", "not_claimed")} == {}
+    assert {
+        v.clause: v.message for v in report.verdicts if v.status not in ("pass", "not_claimed")
+    } == {}
 
 
 def test_flag_that_a_partial_sets_is_left_alone() -> None:

@@ -1,4 +1,6 @@
-"""Conventions of other packages fit an adapter of a few lines: `call`, partial classes, arrays outside torch."""
+"""Conventions of other packages fit an adapter of a few lines: `call`, partial classes, arrays
+outside torch.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,15 @@ class Base(nn.Module):
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
         if n_heads <= 0 or d_model <= 0 or d_model % n_heads:
-            raise ValueError(f"d_model ({d_model}) must be a positive multiple of n_heads ({n_heads})")
+            raise ValueError(
+                f"d_model ({d_model}) must be a positive multiple of n_heads ({n_heads})"
+            )
         self.n_heads = n_heads
         self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model, bias=bias) for _ in range(4))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         heads = (-1, self.n_heads)
         q, k, v = (
             layer(x).unflatten(-1, heads[::-1]).transpose(1, 2)
@@ -51,13 +57,21 @@ class Base(nn.Module):
 class StoresWeights(Base):
     """Stores the weights in an attribute."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         output, self.attn = self.attend(query, key, value, mask)
         return output
 
 
 def call_stores_weights(
-    module: StoresWeights, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, **flags: bool
+    module: StoresWeights,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None,
+    **flags: bool,
 ) -> Output:
     if flags["is_causal"]:
         mask = join_causal(mask, causal_mask(query.shape[1], key.shape[1], "top_left"))
@@ -67,13 +81,21 @@ def call_stores_weights(
 class TwoMasks(Base):
     """Takes padding (B, S), True = masked, and separately a mask (B * H, L, S), True = may attend."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, padding: Tensor) -> Any:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, padding: Tensor
+    ) -> Any:
         allowed = attn_mask.unflatten(0, (-1, self.n_heads)) & ~padding[:, None, None]
         return self.attend(query, key, value, allowed)
 
 
 def call_two_masks(
-    module: TwoMasks, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, **flags: bool
+    module: TwoMasks,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None,
+    **flags: bool,
 ) -> Output:
     batch, queries, keys = len(query), query.shape[1], key.shape[1]
     if flags["is_causal"]:
@@ -81,7 +103,9 @@ def call_two_masks(
     mask = torch.ones(keys, dtype=torch.bool) if mask is None else mask
     mask = mask.expand(batch, module.n_heads, queries, keys)
     padding = ~mask.any(2).any(1)  # keys that no query of the item may see
-    return Output(*module(query, key, value, (mask | padding[:, None, None]).flatten(0, 1), padding))
+    return Output(
+        *module(query, key, value, (mask | padding[:, None, None]).flatten(0, 1), padding)
+    )
 
 
 class Causal(Base):
@@ -93,7 +117,9 @@ class Causal(Base):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:
         lengths = query.shape[1], key.shape[1]
-        return self.attend(query, key, value, causal_mask(*lengths, "top_left") if self.causal else None)
+        return self.attend(
+            query, key, value, causal_mask(*lengths, "top_left") if self.causal else None
+        )
 
 
 always_causal = partial(Causal, causal=True)
@@ -107,13 +133,17 @@ class Positional(Base):
         return self.attend(x + positions[..., None] * scale, x, x, None)
 
 
-def call_positional(module: Positional, query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Output:
+def call_positional(
+    module: Positional, query: Tensor, key: Tensor, value: Tensor, **named: Any
+) -> Output:
     return Output(*module(query, torch.zeros(query.shape[:2]).to(query), 1.0))
 
 
 def in_numpy(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
     """Return the context (B, H, L, d_k), computed outside torch."""
-    scores = np.einsum("bhld,bhsd->bhls", query, key) / np.sqrt(np.asarray(query.shape[-1], query.dtype))
+    scores = np.einsum("bhld,bhsd->bhls", query, key) / np.sqrt(
+        np.asarray(query.shape[-1], query.dtype)
+    )
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     context: np.ndarray = (weights / weights.sum(-1, keepdims=True)) @ value
     return context
@@ -125,8 +155,12 @@ def through_dlpack(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 NO_MASKS = {"masks": (), "causal": None}
 ADAPTERS: dict[str, Callable[[], Implementation]] = {
-    "weights in an attribute": lambda: from_module(StoresWeights, parameters=SEPARATE, call=call_stores_weights),
-    "padding as a separate mask": lambda: from_module(TwoMasks, parameters=SEPARATE, call=call_two_masks),
+    "weights in an attribute": lambda: from_module(
+        StoresWeights, parameters=SEPARATE, call=call_stores_weights
+    ),
+    "padding as a separate mask": lambda: from_module(
+        TwoMasks, parameters=SEPARATE, call=call_two_masks
+    ),
     "causal by construction": lambda: from_module(
         always_causal, parameters=SEPARATE, mask=None, claims=Claims(masks=(), always_causal=True)
     ),
@@ -148,7 +182,9 @@ ADAPTERS: dict[str, Callable[[], Implementation]] = {
 @pytest.mark.parametrize("convention", ADAPTERS)
 def test_convention_is_judged(convention: str) -> None:
     report = check(ADAPTERS[convention](), "quick", clauses=CLAUSES, dtypes=["float32"])
-    assert report.conforms, [(v.clause, v.status, v.message) for v in report.verdicts if not v.conforms]
+    assert report.conforms, [
+        (v.clause, v.status, v.message) for v in report.verdicts if not v.conforms
+    ]
     assert sum(verdict.status == "pass" for verdict in report.verdicts) >= 4
 
 
@@ -176,27 +212,41 @@ class Wrapped(nn.Module):
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
         if n_heads <= 0 or d_model <= 0 or d_model % n_heads:
-            raise ValueError(f"d_model ({d_model}) must be a positive multiple of n_heads ({n_heads})")
+            raise ValueError(
+                f"d_model ({d_model}) must be a positive multiple of n_heads ({n_heads})"
+            )
         self.inner = nn.MultiheadAttention(d_model, n_heads, bias=bias, batch_first=True)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Any:
-        if attn_mask is not None and (attn_mask.dtype != torch.bool or bool(attn_mask.all(-1).any())):
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
+    ) -> Any:
+        if attn_mask is not None and (
+            attn_mask.dtype != torch.bool or bool(attn_mask.all(-1).any())
+        ):
             raise ValueError("attn_mask must be boolean, and leave each query a key")
         return self.inner(query, key, value, attn_mask=attn_mask, average_attn_weights=False)
 
 
 @pytest.mark.usefixtures("fewest_cases")
 def test_masks_of_heads_beside_items_conform() -> None:
-    """The causal mask, which is joined to the mask, and masks that all heads share have to be given to each head."""
+    """The causal mask, which is joined to the mask, and masks that all heads share have to be given
+    to each head.
+    """
     wrapped = from_module(
         Wrapped,
-        parameters={"w_qkv": "inner.in_proj_weight", "b_qkv": "inner.in_proj_bias", "w_o": "inner.out_proj"},
+        parameters={
+            "w_qkv": "inner.in_proj_weight",
+            "b_qkv": "inner.in_proj_bias",
+            "w_o": "inner.out_proj",
+        },
         mask="drop",
         mask_shape="(b h) l s",
         claims=Claims(empty_row="error"),
     )
     report = check(wrapped, "quick", dtypes=["float32"])
-    assert report.conforms, [(v.clause, v.status, v.message) for v in report.verdicts if not v.conforms]
+    assert report.conforms, [
+        (v.clause, v.status, v.message) for v in report.verdicts if not v.conforms
+    ]
     assert sum(verdict.status == "pass" for verdict in report.verdicts) >= 60
 
 
@@ -253,7 +303,9 @@ class RanksDiffer(Base):
 class NeedsItsMask(Base):
     """As in ParlAI: a mask (B, S) that may be None by its default, but not in a call."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         assert mask is not None
         return self.attend(query, key, value, mask[:, None, None])[0]
 
@@ -265,8 +317,17 @@ class NeedsItsMask(Base):
         (OfImage, "given H=L, W=1 by name"),
         (OfPixels, "inputs one, as self-attention, of shape (b, d, l, 1) tested"),
         (FixedDropout, "dropout layers of a fixed probability, which is set to 0 tested"),
-        (RanksDiffer, "mask mask: True = may attend, of 1, 2 or 4 dimensions, broadcastable to (b, h, l, s) tested"),
-        (NeedsItsMask, "mask mask: True = may attend, of shape 'b s', required in each call tested"),
+        (
+            RanksDiffer,
+            (
+                "mask mask: True = may attend, of 1, 2 or 4 dimensions, broadcastable to (b, h, l,"
+                " s) tested"
+            ),
+        ),
+        (
+            NeedsItsMask,
+            "mask mask: True = may attend, of shape 'b s', required in each call tested",
+        ),
     ],
 )
 def test_class_conforms_as_it_is_read(cls: type[nn.Module], row: str) -> None:
@@ -279,7 +340,11 @@ def test_class_conforms_as_it_is_read(cls: type[nn.Module], row: str) -> None:
         *([] if cls is OfPixels else ["SHP-5"]),
     ]  # convolutions refuse L = 0
     report = check(result.implementation, "quick", clauses=clauses, dtypes=["float32"])
-    assert not {verdict.clause for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")}
+    assert not {
+        verdict.clause
+        for verdict in report.verdicts
+        if verdict.status not in ("pass", "not_claimed")
+    }
 
 
 class SharedByHeads(RanksDiffer):
@@ -292,5 +357,7 @@ class SharedByHeads(RanksDiffer):
 
 
 def test_projection_that_heads_share_is_no_lack_of_key_heads() -> None:
-    with pytest.raises(ImplementationError, match="so all heads share one small projection; project all of d_model"):
+    with pytest.raises(
+        ImplementationError, match="so all heads share one small projection; project all of d_model"
+    ):
         infer(SharedByHeads)

@@ -30,8 +30,17 @@ class DividesInsteadOfMultiplying(Plain):
         return self.drop(output) * (1 - self.drop.p) ** 2 if self.training else output
 
 
-WRONG_SCALES: dict[type[nn.Module], bool | str] = {ForgetsToRescale: True, DividesInsteadOfMultiplying: "output"}
-DROPOUTS = {Plain: False, DropsWeights: True, DropsOutput: "output", DropsBoth: "both", **WRONG_SCALES}
+WRONG_SCALES: dict[type[nn.Module], bool | str] = {
+    ForgetsToRescale: True,
+    DividesInsteadOfMultiplying: "output",
+}
+DROPOUTS = {
+    Plain: False,
+    DropsWeights: True,
+    DropsOutput: "output",
+    DropsBoth: "both",
+    **WRONG_SCALES,
+}
 
 
 @pytest.mark.parametrize("cls", DROPOUTS, ids=lambda cls: cls.__name__)

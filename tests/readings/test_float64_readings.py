@@ -54,7 +54,9 @@ class ValuesInSingle(AllInDouble):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).float().unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
-        output: Tensor = self.out((self.weigh(self.score(q, k)) @ v).transpose(1, 2).flatten(2).to(x.dtype))
+        output: Tensor = self.out(
+            (self.weigh(self.score(q, k)) @ v).transpose(1, 2).flatten(2).to(x.dtype)
+        )
         return output
 
 
@@ -90,17 +92,34 @@ class SoftmaxInHalf(SoftmaxInSingle):
 def test_softmax_in_float32_is_declared_for_float64() -> None:
     result = infer(SoftmaxInSingle)
     assert result.implementation.claims.rounding == Rounding(softmax_in_float32=True)
-    assert "the softmax is in float32 for float64 inputs too, so NUM-2 is not judged  [tested]" in result.report(400)
+    assert (
+        "the softmax is in float32 for float64 inputs too, so NUM-2 is not judged  [tested]"
+        in result.report(400)
+    )
     assert "from mha.spec import Claims, Rounding\n" in result.declaration
     assert "rounding=Rounding(softmax_in_float32=True)" in result.declaration
-    clauses = ["HED-1", "SMX-1", "SMX-2", "SMX-6", "EQV-9", "NUM-1", "NUM-2", "NUM-6", "GRD-1", "CFG-4"]
+    clauses = [
+        "HED-1",
+        "SMX-1",
+        "SMX-2",
+        "SMX-6",
+        "EQV-9",
+        "NUM-1",
+        "NUM-2",
+        "NUM-6",
+        "GRD-1",
+        "CFG-4",
+    ]
     report = check(result.implementation, "quick", clauses=clauses, dtypes=["float64"])
     assert report.conforms
-    assert {verdict.clause for verdict in report.verdicts if verdict.status == "not_claimed"} >= {"NUM-2"}
+    assert {verdict.clause for verdict in report.verdicts if verdict.status == "not_claimed"} >= {
+        "NUM-2"
+    }
 
 
 @pytest.mark.parametrize(
-    "cls", [AllInDouble, ScaleInSingle, ValuesInSingle, QueryInSingle, ScoresInSingle, WeightsRounded]
+    "cls",
+    [AllInDouble, ScaleInSingle, ValuesInSingle, QueryInSingle, ScoresInSingle, WeightsRounded],
 )
 def test_nothing_else_is_declared(cls: type[nn.Module]) -> None:
     assert infer(cls).implementation.claims.rounding == Rounding()
@@ -108,7 +127,8 @@ def test_nothing_else_is_declared(cls: type[nn.Module]) -> None:
 
 @pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
-    ("cls", "clause"), [(ScaleInSingle, "NUM-2"), (ValuesInSingle, "NUM-2"), (SoftmaxInHalf, "NUM-1")]
+    ("cls", "clause"),
+    [(ScaleInSingle, "NUM-2"), (ValuesInSingle, "NUM-2"), (SoftmaxInHalf, "NUM-1")],
 )
 @pytest.mark.filterwarnings("ignore:.*is read as what it is nearest to")
 def test_other_steps_in_a_narrower_dtype_fail(cls: type[nn.Module], clause: str) -> None:

@@ -109,4 +109,6 @@ def test_without_a_gpu_it_is_refused() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_kernel_conforms_on_a_gpu() -> None:
-    assert check(attend, "quick", dtypes="float32", devices="cuda", clauses=["HED-1", "NUM-1", "GRD-1"]).conforms
+    assert check(
+        attend, "quick", dtypes="float32", devices="cuda", clauses=["HED-1", "NUM-1", "GRD-1"]
+    ).conforms

@@ -1,4 +1,6 @@
-"""Functions and classes that raise for all dtypes but half precision, or float32, are read and judged in these."""
+"""Functions and classes that raise for all dtypes but half precision, or float32, are read and
+judged in these.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def require_half(x: Tensor) -> None:
         raise TypeError("only float16 and bfloat16 are supported")
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None, drop: float = 0.0) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None, drop: float = 0.0
+) -> Tensor:
     """Attend in float32, with weights that are rounded once."""
     scores = q.float() @ k.float().mT * q.shape[-1] ** -0.5
     scores = scores if hidden is None else scores.masked_fill(hidden, -torch.inf)
@@ -103,7 +107,11 @@ class HalfModule(nn.Module):
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         require_half(x)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
-        hidden = None if key_padding_mask is None else ~key_padding_mask.expand(x.shape[:2])[:, None, None]
+        hidden = (
+            None
+            if key_padding_mask is None
+            else ~key_padding_mask.expand(x.shape[:2])[:, None, None]
+        )
         context = attend(q, k, v, hidden, self.dropout * self.training)
         output: Tensor = self.out(context.transpose(1, 2).flatten(2))
         return output
@@ -129,12 +137,16 @@ def test_kernel_of_few_dtypes_conforms(kernel: Any, dtypes: set[str], declared: 
 
 def test_wrong_kernel_of_half_precision_fails() -> None:
     """Its scores are as near as roundings to those of a trial run, but not to those of the cases."""
-    report = check(infer_kernel(off_by_little).implementation, "quick", clauses=["SMX-6", "NUM-1"], dtypes=HALF)
+    report = check(
+        infer_kernel(off_by_little).implementation, "quick", clauses=["SMX-6", "NUM-1"], dtypes=HALF
+    )
     assert "fail" in {verdict.status for verdict in report.verdicts}
 
 
 def test_refusal_names_what_is_raised_in_each_dtype() -> None:
-    with pytest.raises(ImplementationError, match=r"only float16 and bf.*; in other dtypes, .*a multiple of 48"):
+    with pytest.raises(
+        ImplementationError, match=r"only float16 and bf.*; in other dtypes, .*a multiple of 48"
+    ):
         infer_kernel(in_odd_tiles)
 
 

@@ -30,7 +30,8 @@ FAILED = {
     "no_proj_no_scale": {"HED-1", "CAU-2", "GRD-5"},
     "mean_weights": {"HED-1", "GRD-5"},
 }
-# For each file: the class, the paths of its projections, the other arguments of `from_module`, and the claims.
+# For each file: the class, the paths of its projections, the other arguments of `from_module`, and
+# the claims.
 EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "separate_linears": (
         "MultiHeadAttention",
@@ -73,7 +74,14 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "MultiQueryAttention",
         {"w_q": "q_proj", "w_kv": "kv_proj", "w_o": "out_proj"},
         {"mask": None},
-        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "bias": {True}, "multi_query": True, "dropout": True},
+        {
+            **SELF_ATTENTION,
+            **NO_WEIGHTS,
+            "masks": (),
+            "bias": {True},
+            "multi_query": True,
+            "dropout": True,
+        },
     ),
     "heads_in_modulelist": (
         "MultiHead",
@@ -86,7 +94,14 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"w_q": "to_q", "w_kv": ("to_kv", "(r h e) d -> (h r e) d"), "w_o": "to_out.0"},
         {"mask_shape": "b s"},
         {
-            **{**MEMORY, **PADDING_ONLY, **NO_WEIGHTS, "bias": {"o"}, "own_head_dim": True, "empty_row": "uniform"},
+            **{
+                **MEMORY,
+                **PADDING_ONLY,
+                **NO_WEIGHTS,
+                "bias": {"o"},
+                "own_head_dim": True,
+                "empty_row": "uniform",
+            },
             **{"kv_widths": True, "dropout": "both"},
         },
     ),
@@ -110,20 +125,39 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "ConvAttention",
         {"w_q": "conv_q", "w_kv": ("conv_kv", "(r h e) d -> (h r e) d"), "w_o": "conv_o"},
         {"layout": "b d l"},
-        {**INTEGERS, **MEMORY, **NO_WEIGHTS, "bias": {True}, "empty_row": "uniform", "dropout": True},
+        {
+            **INTEGERS,
+            **MEMORY,
+            **NO_WEIGHTS,
+            "bias": {True},
+            "empty_row": "uniform",
+            "dropout": True,
+        },
     ),
     "padding_and_additive": (
         "MHA",
         {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "out_proj"},
         {"mask": "additive", "padding": "drop"},
-        {**NO_WEIGHTS, "masks": {"bool", "float"}, "empty_row": "nan", "dropout": True, "kv_widths": True},
+        {
+            **NO_WEIGHTS,
+            "masks": {"bool", "float"},
+            "empty_row": "nan",
+            "dropout": True,
+            "kv_widths": True,
+        },
     ),
     "no_proj_no_scale": (
         "MultiHeadSelfAttention",
         {"w_q": "W_query", "w_k": "W_key", "w_v": "W_value", "w_o": None},
         {"mask": None},
         {
-            **{**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "always_causal": True, "bias": {"qkv", False}},
+            **{
+                **SELF_ATTENTION,
+                **NO_WEIGHTS,
+                "masks": (),
+                "always_causal": True,
+                "bias": {"qkv", False},
+            },
             "dropout": True,
         },
     ),
@@ -131,7 +165,13 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "BertAttention",
         {"w_q": "query", "w_k": "key", "w_v": "value", "w_o": "dense"},
         {"mask": "additive", "masked_number": "lowest"},
-        {**SELF_ATTENTION, "masks": {"bool", "float"}, "bias": {True}, "empty_row": "uniform", "dropout": "each"},
+        {
+            **SELF_ATTENTION,
+            "masks": {"bool", "float"},
+            "bias": {True},
+            "empty_row": "uniform",
+            "dropout": "each",
+        },
     ),
     "annotated_clones": (
         "MultiHeadedAttention",
@@ -162,7 +202,13 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "MultiHeadAttention",
         {"w_q": "W_q", "w_k": "W_k", "w_v": "W_v", "w_o": "W_o"},
         {"mask_shape": "b"},
-        {**PADDING_ONLY, **NO_WEIGHTS, "prefix_masks": True, "empty_row": "uniform", "dropout": True},
+        {
+            **PADDING_ONLY,
+            **NO_WEIGHTS,
+            "prefix_masks": True,
+            "empty_row": "uniform",
+            "dropout": True,
+        },
     ),
     "memory_and_padding": (
         "CrossAttention",
@@ -174,7 +220,13 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "SelfAttention",
         {"w_q": "query", "w_k": "key", "w_v": "value", "w_o": "dense"},
         {"mask": "additive", "masked_number": "lowest"},
-        {**SELF_ATTENTION, "masks": {"bool", "float"}, "bias": {True}, "empty_row": "uniform", "dropout": "both"},
+        {
+            **SELF_ATTENTION,
+            "masks": {"bool", "float"},
+            "bias": {True},
+            "empty_row": "uniform",
+            "dropout": "both",
+        },
     ),
     "keras_style": (
         "MultiHeadAttention",
@@ -211,7 +263,9 @@ def load(name: str) -> ModuleType:
 
 
 def inferred(name: str) -> tuple[Inference, dict[str, Any]]:
-    """Infer the class in a file; return that, and the names in the file with the declaration at its end."""
+    """Infer the class in a file; return that, and the names in the file with the declaration at its
+    end.
+    """
     module = load(name)
     result = infer(getattr(module, EXPECTED[name][0]))
     names = dict(vars(module))
@@ -244,7 +298,9 @@ def test_inferred_implementation_passes(name: str) -> None:
     adapter = inferred(name)[0].implementation
     clauses = ("SHP-1", "HED-1", "MSK-1", "MSK-2", "CAU-2", "GRD-5")
     verdicts = check(adapter, "quick", clauses=clauses, dtypes=["float32"]).verdicts
-    failed = {verdict.clause for verdict in verdicts if verdict.status not in ("pass", "not_claimed")}
+    failed = {
+        verdict.clause for verdict in verdicts if verdict.status not in ("pass", "not_claimed")
+    }
     assert failed == FAILED.get(name, set()), verdicts
 
 
@@ -255,7 +311,9 @@ def test_class_with_another_formula_is_judged() -> None:
     assert "scaled by 1/sqrt(d_k)" in verdict.message
 
 
-@pytest.mark.parametrize("cls", [minimal.MinimalAttention, modular.ModularAttention, fused_qkv.FusedAttention])
+@pytest.mark.parametrize(
+    "cls", [minimal.MinimalAttention, modular.ModularAttention, fused_qkv.FusedAttention]
+)
 def test_built_in_class_is_inferred_as_it_is_declared(cls: type[nn.Module]) -> None:
     declared: Any = sys.modules[cls.__module__].implementation  # type: ignore[attr-defined]  # each has one
     implementation = infer(cls).implementation
@@ -277,7 +335,9 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize(("name", "role"), [(name, role) for role, names in NAMES.items() for name in names.split()])
+@pytest.mark.parametrize(
+    ("name", "role"), [(name, role) for role, names in NAMES.items() for name in names.split()]
+)
 def test_role_is_read_from_a_name(name: str, role: str | None) -> None:
     assert role_of(name) == role
 

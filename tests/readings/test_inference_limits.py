@@ -1,4 +1,6 @@
-"""The limits of inference: what it must ask for, and what it must not conclude from names or sizes alone."""
+"""The limits of inference: what it must ask for, and what it must not conclude from names or sizes
+alone.
+"""
 
 from __future__ import annotations
 
@@ -159,19 +161,39 @@ def makes_compiled(d_model: int, n_heads: int) -> Any:
 
 
 UNCLEAR: dict[Callable[..., Any], str] = {
-    EightsOfHeads: "fewer key heads than query heads; let the constructor take the number of key heads as n_kv_heads",
-    PairsOfHeads: "fewer key heads than query heads; let the constructor take the number of key heads as n_kv_heads",
+    EightsOfHeads: (
+        "fewer key heads than query heads; let the constructor take the number of key heads as"
+        " n_kv_heads"
+    ),
+    PairsOfHeads: (
+        "fewer key heads than query heads; let the constructor take the number of key heads as"
+        " n_kv_heads"
+    ),
     Wide: "q.weight looks like w_q, but its shape is (32, 32, 3), not (32, 32) as with d_model=32",
     Parametrized: "its weights are computed each time (a parametrization); judge it without that",
-    WithoutProjections: "(q, k, v, mask=None): return WithoutProjections(temperature=q.shape[-1] ** 0.5).eval()(",
-    makes_nothing: "makes_nothing(d_model=32, n_heads=2) returned None, which is not a torch.nn.Module",
-    makes_compiled: "returns a compiled module, which does not name its inputs; name what returns it uncompiled",
-    Unnamed: "no parameter looks like the projection of k, q, v (its parameters: a.weight, a.bias, b.weight",
-    NeedsRank: "its constructor requires rank, which has no known name; supply it with functools.partial(NeedsRank, ",
+    WithoutProjections: (
+        "(q, k, v, mask=None): return WithoutProjections(temperature=q.shape[-1] ** 0.5).eval()("
+    ),
+    makes_nothing: (
+        "makes_nothing(d_model=32, n_heads=2) returned None, which is not a torch.nn.Module"
+    ),
+    makes_compiled: (
+        "returns a compiled module, which does not name its inputs; name what returns it uncompiled"
+    ),
+    Unnamed: (
+        "no parameter looks like the projection of k, q, v (its parameters: a.weight, a.bias,"
+        " b.weight"
+    ),
+    NeedsRank: (
+        "its constructor requires rank, which has no known name; supply it with"
+        " functools.partial(NeedsRank, "
+    ),
     Raises: "Raises(d_model=32, n_heads=2) raised RuntimeError: no GPU here",
     Exits: "cannot be judged: each call raises SystemExit: 3 (test_inference_limits.py, line",
     ValueFirst: "forward(a, b, c) does not name its inputs, and its output matches no formula",
-    UnknownSizes: "none of the parameters of its constructor (width, n, length) has a known name of d_model",
+    UnknownSizes: (
+        "none of the parameters of its constructor (width, n, length) has a known name of d_model"
+    ),
 }
 
 
@@ -183,13 +205,17 @@ def test_message_names_what_cannot_be_inferred(made: Callable[..., Any]) -> None
 def test_one_head_without_an_output_projection_is_not_claimed() -> None:
     result = infer(OneHead)
     assert result.implementation.claims.sizes.n_heads == frozenset(range(2, 9))
-    assert findings(result)["heads"] == "several: with one, OneHead: w_o (out_proj).weight is missing, but the " + (
-        "configuration has it; see Claims.bias"
+    assert (
+        findings(result)["heads"]
+        == "several: with one, OneHead: w_o (out_proj).weight is missing, but the "
+        + "configuration has it; see Claims.bias"
     )
     names = dict(globals())
     exec(result.declaration, names)
     assert names["implementation"].claims == result.implementation.claims
-    (verdict,) = check(result.implementation, "quick", clauses=["SHP-1"], dtypes=["float32"]).verdicts
+    (verdict,) = check(
+        result.implementation, "quick", clauses=["SHP-1"], dtypes=["float32"]
+    ).verdicts
     assert verdict.status == "pass"
 
 
@@ -206,7 +232,9 @@ class Plain(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
-        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(self.hidden(x.shape[1], mask), float("-inf"))
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(
+            self.hidden(x.shape[1], mask), float("-inf")
+        )
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # of nn.Module
 
 
@@ -238,7 +266,9 @@ def test_longest_input_is_claimed() -> None:
     names = dict(globals())
     exec(result.declaration, names)
     assert names["implementation"].claims == result.implementation.claims
-    verdicts = check(result.implementation, "default", clauses=["SHP-1", "NUM-5"], dtypes=["float32"]).verdicts
+    verdicts = check(
+        result.implementation, "default", clauses=["SHP-1", "NUM-5"], dtypes=["float32"]
+    ).verdicts
     assert {verdict.status for verdict in verdicts} == {"pass"}
 
 
@@ -284,10 +314,15 @@ class OneWholeHead(nn.Module):
         self.heads, inner = heads, heads * dim_head
         self.to_qkv = nn.Linear(dim, 3 * inner, bias=False)
         projects = (heads, dim_head) != (1, dim)
-        self.to_out = nn.Sequential(nn.Linear(inner, dim), nn.Dropout(0.0)) if projects else nn.Identity()
+        self.to_out = (
+            nn.Sequential(nn.Linear(inner, dim), nn.Dropout(0.0)) if projects else nn.Identity()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.to_qkv(x).chunk(3, -1))
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.to_qkv(x).chunk(3, -1)
+        )
         weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
         return self.to_out((weights @ v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # of nn.Module
 
@@ -295,8 +330,12 @@ class OneWholeHead(nn.Module):
 def test_one_head_as_wide_as_the_model_is_not_claimed_where_it_is_not_projected() -> None:
     result = infer(OneWholeHead)
     assert result.implementation.claims.own_head_dim
-    assert findings(result)["heads"].startswith("several: with one, OneWholeHead: the module has no 'to_out.0'")
-    verdicts = check(result.implementation, "quick", clauses=["SHP-1", "HED-1"], dtypes=["float32"]).verdicts
+    assert findings(result)["heads"].startswith(
+        "several: with one, OneWholeHead: the module has no 'to_out.0'"
+    )
+    verdicts = check(
+        result.implementation, "quick", clauses=["SHP-1", "HED-1"], dtypes=["float32"]
+    ).verdicts
     assert {verdict.status for verdict in verdicts} == {"pass"}
 
 
@@ -308,7 +347,9 @@ def test_none_after_output_and_weights_is_ignored() -> None:
 
 
 def test_class_that_cannot_be_inferred_can_be_declared() -> None:
-    claims = Claims(masks=(), causal=None, cross_attention=False, returns_weights=False, bias={True})
+    claims = Claims(
+        masks=(), causal=None, cross_attention=False, returns_weights=False, bias={True}
+    )
     parameters = {f"w_{role}": name for role, name in zip("qkvo", "abcd", strict=True)}
     declared = from_module(Unnamed, parameters=parameters, mask=None, claims=claims)
     (verdict,) = check(declared, "quick", clauses=["HED-1"], dtypes=["float32"]).verdicts
@@ -318,8 +359,12 @@ def test_class_that_cannot_be_inferred_can_be_declared() -> None:
 class NumericMask(registry.Correct):
     """Its mask is numeric: 1 = may attend."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]  # another signature
-        q, k, v = (self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:  # type: ignore[override]  # another signature
+        q, k, v = (
+            self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value))
+        )
         scores = self.score(q, k)
         scores = scores if mask is None else scores + (1.0 - mask) * -1e9
         output: Tensor = self.out_proj(self.merge(scores.softmax(-1) @ v))
@@ -343,9 +388,15 @@ class UnnamedOutput(registry.Correct):
         self.fc, self.q_norm = self.out_proj, nn.LayerNorm(d_model)
         del self.out_proj
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]  # another signature
-        q, k, v = (self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
-        output: Tensor = self.fc(self.merge(self.weigh(self.score(q, k), self.allow(Options(mask), q, k)) @ v))
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:  # type: ignore[override]  # another signature
+        q, k, v = (
+            self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value))
+        )
+        output: Tensor = self.fc(
+            self.merge(self.weigh(self.score(q, k), self.allow(Options(mask), q, k)) @ v)
+        )
         return output
 
 
@@ -365,7 +416,12 @@ class Sharper(UnnamedOutput):
 
 def test_unnamed_output_projection_is_found_by_trial_runs() -> None:
     result = infer(UnnamedOutput)
-    assert result.implementation.parameters == {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "fc"}
+    assert result.implementation.parameters == {
+        "w_q": "q_proj",
+        "w_k": "k_proj",
+        "w_v": "v_proj",
+        "w_o": "fc",
+    }
     assert findings(result)["not loaded"] == "q_norm.weight, q_norm.bias"
 
 
@@ -378,7 +434,9 @@ def test_mask_of_an_unknown_formula_is_found_by_what_it_hides() -> None:
     assert findings(result)["mask"].startswith("mask: True = may attend")
     evidence = {row.topic: row.evidence for row in result.rows}
     assert evidence["formula"] == "assumed: it explains the output only where all scores are equal"
-    (verdict,) = check(result.implementation, "quick", clauses=["SMX-6"], dtypes=["float32"]).verdicts
+    (verdict,) = check(
+        result.implementation, "quick", clauses=["SMX-6"], dtypes=["float32"]
+    ).verdicts
     assert verdict.status == "fail"
 
 

@@ -1,4 +1,6 @@
-"""Conventions of plain functions that inference reads: layouts, required numbers, and masks that are added."""
+"""Conventions of plain functions that inference reads: layouts, required numbers, and masks that
+are added.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def scaled(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> Te
     return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
 
 
-def biased(query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None = None, p: float = 0.0) -> Tensor:
+def biased(
+    query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None = None, p: float = 0.0
+) -> Tensor:
     """(B, L, H, d), with a mask that is added."""
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     scores = q @ k.mT * q.shape[-1] ** -0.5
@@ -47,10 +51,14 @@ def biased(query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None =
     return (F.dropout(scores.softmax(-1), p) @ v).transpose(1, 2)
 
 
-def merges(query_layer: Tensor, key_layer: Tensor, value_layer: Tensor, mask: Tensor | None = None) -> Any:
+def merges(
+    query_layer: Tensor, key_layer: Tensor, value_layer: Tensor, mask: Tensor | None = None
+) -> Any:
     """(B, H, L, d), but its context is (B, L, H * d)."""
     scores = query_layer @ key_layer.mT / query_layer.shape[-1] ** 0.5
-    weights = (scores if mask is None else scores.masked_fill(~mask, torch.finfo(scores.dtype).min)).softmax(-1)
+    weights = (
+        scores if mask is None else scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    ).softmax(-1)
     return (weights @ value_layer).transpose(1, 2).flatten(2), weights
 
 
@@ -88,15 +96,27 @@ LOWEST = ", where the lowest number of the dtype hides a key"
 KERNELS = {
     batched: (
         "(b h) l d",
-        {"inputs": "q, k, v, of shape (b*h, l, d)", "mask": "True = may attend, of shape '(b h) l s'"},
+        {
+            "inputs": "q, k, v, of shape (b*h, l, d)",
+            "mask": "True = may attend, of shape '(b h) l s'",
+        },
     ),
     splits: ("b l (h d)", {"given": "num_heads=n_heads, dropout_p=0.0", "mask": "none"}),
     scaled: ("b h l d", {"given": "sm_scale=1/sqrt(d_k)", "causal": "causal, aligned top_left"}),
     biased: ("b l h d", {"mask": f"broadcastable to (b, h, l, s){LOWEST}"}),
-    merges: ("b h l d -> b l (h d)", {"inputs": "value_layer, of shape (b, h, l, d), the context (b, l, h*d)"}),
-    qkv_packed: ("b l 3 h d", {"inputs": "qkv, of shape (b, l, 3, h, d)", "causal": "causal, aligned top_left"}),
+    merges: (
+        "b h l d -> b l (h d)",
+        {"inputs": "value_layer, of shape (b, h, l, d), the context (b, l, h*d)"},
+    ),
+    qkv_packed: (
+        "b l 3 h d",
+        {"inputs": "qkv, of shape (b, l, 3, h, d)", "causal": "causal, aligned top_left"},
+    ),
     kv_packed: ("b 2 h l d", {"inputs": "q, kv, of shape (b, 2, h, l, d)"}),
-    of_transformers: ("b h l d -> b l h d", {"given": "scaling=1/sqrt(d_k)", "weights": "returned per head"}),
+    of_transformers: (
+        "b h l d -> b l h d",
+        {"given": "scaling=1/sqrt(d_k)", "weights": "returned per head"},
+    ),
 }
 
 
@@ -109,7 +129,12 @@ def test_kernel_is_read_as_it_is_and_conforms(kernel: object) -> None:
     found = {row.topic: row.finding for row in result.rows}
     assert all(found[topic].endswith(finding) for topic, finding in expected.items()), found
     assert result.implementation.layout == layout
-    report = check(result.implementation, "quick", clauses=["SHP-1", "HED-1", "MSK-2", "CAU-2"], dtypes=["float32"])
+    report = check(
+        result.implementation,
+        "quick",
+        clauses=["SHP-1", "HED-1", "MSK-2", "CAU-2"],
+        dtypes=["float32"],
+    )
     assert report.conforms, report.failing
 
 
@@ -135,9 +160,13 @@ class DotProduct(nn.Module):
         super().__init__()
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         scores = query @ key.mT / query.shape[-1] ** 0.5
-        weights = (scores if mask is None else scores.masked_fill(mask == 0, torch.finfo(scores.dtype).min)).softmax(-1)
+        weights = (
+            scores if mask is None else scores.masked_fill(mask == 0, torch.finfo(scores.dtype).min)
+        ).softmax(-1)
         return self.dropout(weights) @ value, weights
 
 
@@ -146,7 +175,9 @@ def test_module_without_sizes_and_weights_is_a_kernel() -> None:
     (resolved,) = resolve(f"{__file__}:DotProduct")
     assert resolved.inference is not None
     assert "from_kernel(\n    DotProduct(dropout=0.0),\n" in resolved.inference.declaration
-    assert check(resolved.implementation, "quick", clauses=["HED-1", "MSK-2", "STA-6"], dtypes=["float32"]).conforms
+    assert check(
+        resolved.implementation, "quick", clauses=["HED-1", "MSK-2", "STA-6"], dtypes=["float32"]
+    ).conforms
 
 
 def test_context_that_has_the_shape_of_weights_is_not_mistaken() -> None:
@@ -155,7 +186,8 @@ def test_context_that_has_the_shape_of_weights_is_not_mistaken() -> None:
     weights = Weights.random(config, 0, torch.float32)
     implementations = (infer_kernel(merges).implementation, resolve("loop")[0].implementation)
     outputs = [
-        each.build(config, weights, dtype=torch.float32, device="cpu")(x, x, x).output for each in implementations
+        each.build(config, weights, dtype=torch.float32, device="cpu")(x, x, x).output
+        for each in implementations
     ]
     torch.testing.assert_close(*outputs)
 
@@ -180,7 +212,9 @@ def of_one_key_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
 def test_kernel_may_have_one_key_head_for_all() -> None:
     claims = Claims(masks={"bool"}, multi_query=True, returns_weights=False, empty_row="uniform")
     implementation = from_kernel(of_one_key_head, claims=claims)
-    assert infer_kernel(of_one_key_head).implementation.claims == replace(implementation.claims, dtypes=DTYPES)
+    assert infer_kernel(of_one_key_head).implementation.claims == replace(
+        implementation.claims, dtypes=DTYPES
+    )
     clauses = ["SHP-1", "SMX-1", "MSK-1", "MSK-2", "HED", "GRD-1", "GQA", "NUM-1"]
     report = check(implementation, "quick", clauses=clauses, dtypes=["float32"])
     judged = {verdict.clause: verdict.status for verdict in report.verdicts}
@@ -195,7 +229,8 @@ def of_the_first_key_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None =
 
 def test_kernel_that_ignores_key_heads_is_not_one_of_one_key_head() -> None:
     with pytest.raises(
-        ImplementationError, match="it uses one key head and ignores the others; if all heads share it, claim"
+        ImplementationError,
+        match="it uses one key head and ignores the others; if all heads share it, claim",
     ):
         infer_kernel(of_the_first_key_head)
 
@@ -229,7 +264,9 @@ def of_contiguous_lengths(q: Tensor, k: Tensor, v: Tensor, causal: bool = False)
     """The same of (B, L, H, d_k), which a projection gives it as it is."""
     if not all(x.is_contiguous() for x in (q, k, v)):
         raise ValueError("heads must be contiguous")
-    return scaled(*(x.transpose(1, 2) for x in (q, k, v)), causal, q.shape[-1] ** -0.5).transpose(1, 2)
+    return scaled(*(x.transpose(1, 2) for x in (q, k, v)), causal, q.shape[-1] ** -0.5).transpose(
+        1, 2
+    )
 
 
 class OfContiguousGradients(torch.autograd.Function):
@@ -244,7 +281,11 @@ class OfContiguousGradients(torch.autograd.Function):
         assert gradient.is_contiguous()
         q, k, v, weights = ctx.saved_tensors
         of_weights = gradient @ v.mT
-        of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True)) / q.shape[-1] ** 0.5
+        of_scores = (
+            weights
+            * (of_weights - (of_weights * weights).sum(-1, keepdim=True))
+            / q.shape[-1] ** 0.5
+        )
         return of_scores @ k, of_scores.mT @ q, weights.mT @ gradient
 
 
@@ -269,9 +310,10 @@ def test_kernel_that_refuses_other_heads_is_given_contiguous_ones(kernel: Any, s
     assert f"inputs   q, k, v, of shape {shape}, contiguous ones alone  [tested]" in result.report()
     assert "contiguous=True" in result.declaration
     clauses = ["SHP-1", "SHP-7", "HED-1", "EQV-8", "GRD-1"]
-    assert {v.status for v in check(result.implementation, "quick", clauses=clauses, dtypes="float32").verdicts} == {
-        "pass"
-    }
+    assert {
+        v.status
+        for v in check(result.implementation, "quick", clauses=clauses, dtypes="float32").verdicts
+    } == {"pass"}
 
 
 def of_dense_memory(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -299,7 +341,9 @@ def test_kernel_of_even_heads_is_tried_on_these() -> None:
     assert {verdict.status for verdict in report.verdicts} <= {"pass", "not_claimed"}
 
 
-def of_one_head(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def of_one_head(
+    Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """As in tutorials, (L, d_k)."""
     scores = Q @ K.transpose(0, 1) / Q.shape[1] ** 0.5
     scores = scores if mask is None else scores.masked_fill(~mask, torch.finfo(Q.dtype).min)
@@ -311,7 +355,9 @@ def of_one_head(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None) -> 
 def test_kernel_of_one_head_is_called_for_each() -> None:
     result = infer_kernel(of_one_head)
     assert "Q, K, V, of shape (l, d)  [tested]" in result.report()
-    declared = from_kernel(of_one_head, layout="l d", mask_shape="(b h) l s", claims=result.implementation.claims)
+    declared = from_kernel(
+        of_one_head, layout="l d", mask_shape="(b h) l s", claims=result.implementation.claims
+    )
     clauses = ["SHP-1", "SHP-5", "MSK-1", "MSK-2", "HED-1", "GRD-1", "NUM-1"]
     for implementation in (result.implementation, declared):
         verdicts = check(implementation, "quick", clauses=clauses, dtypes="float32").verdicts
@@ -328,7 +374,9 @@ def test_kernel_that_takes_all_heads_and_is_wrong_for_them_is_not_one_of_one_hea
         infer_kernel(over_the_queries)
 
 
-def with_a_bias(query: Tensor, key: Tensor, value: Tensor, bias: Any = None, mask: Tensor | None = None) -> Tensor:
+def with_a_bias(
+    query: Tensor, key: Tensor, value: Tensor, bias: Any = None, mask: Tensor | None = None
+) -> Tensor:
     """As in jax, (B, L, H, d_k)."""
     scores = torch.einsum("blhd,bshd->bhls", query, key) * query.shape[-1] ** -0.5
     scores = scores if bias is None else scores - 3 * bias
@@ -345,7 +393,9 @@ def test_bias_beside_a_mask_is_not_judged() -> None:
 class Core(nn.Module):
     """A kernel with options that no call reads."""
 
-    def __init__(self, dropout: float = 0.0, window: int | None = None, softcap: bool = False) -> None:
+    def __init__(
+        self, dropout: float = 0.0, window: int | None = None, softcap: bool = False
+    ) -> None:
         super().__init__()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -365,16 +415,23 @@ def of_one_item(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def in_blocks(q: Tensor, k: Tensor, v: Tensor, block_size: int) -> Tensor:
-    return torch.cat([scaled(part, k, v, False, q.shape[-1] ** -0.5) for part in q.split(block_size, 2)], 2)
+    return torch.cat(
+        [scaled(part, k, v, False, q.shape[-1] ** -0.5) for part in q.split(block_size, 2)], 2
+    )
 
 
 @pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("kernel", "row"),
-    [(of_one_item, "q, k, v, of shape (l, h, d)  [tested]"), (in_blocks, "block_size=16  [by name]")],
+    [
+        (of_one_item, "q, k, v, of shape (l, h, d)  [tested]"),
+        (in_blocks, "block_size=16  [by name]"),
+    ],
 )
 def test_kernel_of_one_item_or_of_tiles_of_a_given_size_is_read(kernel: Any, row: str) -> None:
     result = infer_kernel(kernel)
     assert row in result.report()
-    verdicts = check(result.implementation, "quick", clauses=["SHP-1", "HED-1", "GRD-1"], dtypes="float32").verdicts
+    verdicts = check(
+        result.implementation, "quick", clauses=["SHP-1", "HED-1", "GRD-1"], dtypes="float32"
+    ).verdicts
     assert {verdict.status for verdict in verdicts} == {"pass"}, verdicts

@@ -1,4 +1,6 @@
-"""Kernels that are wrong for the tensors of a caller: what they are given between the projections shows it."""
+"""Kernels that are wrong for the tensors of a caller: what they are given between the projections
+shows it.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,14 @@ def reads_all_as_the_query_lies(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def reads_items_one_after_another(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """As if there were nothing between the items of key and value, as there is in a cache with room for more."""
+    """As if there were nothing between the items of key and value, as there is in a cache with room
+    for more.
+    """
     strides = (k[0].numel(), *k.stride()[1:])
-    k, v = (x.as_strided(x.shape, strides, x.storage_offset()) if x.stride(0) > strides[0] else x for x in (k, v))
+    k, v = (
+        x.as_strided(x.shape, strides, x.storage_offset()) if x.stride(0) > strides[0] else x
+        for x in (k, v)
+    )
     return F.scaled_dot_product_attention(q, k, v)
 
 
@@ -49,7 +56,9 @@ class _ReadsGradientAsHeadsLie(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,), (batch, heads, length, width) = gradients, gradients[0].shape
         strides = (length * heads * width, width, heads * width, 1)
-        gradient = gradient.as_strided((batch, heads, length, width), strides, gradient.storage_offset())
+        gradient = gradient.as_strided(
+            (batch, heads, length, width), strides, gradient.storage_offset()
+        )
         with torch.enable_grad():
             inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
             return torch.autograd.grad(F.scaled_dot_product_attention(*inputs), inputs, gradient)
@@ -72,5 +81,10 @@ def reads_gradient_as_heads_lie(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_kernel_is_given_what_a_model_gives_it(kernel: Any, clauses: str, failing: str) -> None:
-    report = check(from_kernel(kernel, mask=None, claims=SELF_ATTENTION), "quick", clauses=clauses, dtypes="float32")
+    report = check(
+        from_kernel(kernel, mask=None, claims=SELF_ATTENTION),
+        "quick",
+        clauses=clauses,
+        dtypes="float32",
+    )
     assert report.failing == failing

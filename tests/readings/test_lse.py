@@ -1,4 +1,6 @@
-"""A log-sum-exp beside the context, and values of their own width: what kernels return, and how it is found."""
+"""A log-sum-exp beside the context, and values of their own width: what kernels return, and how it
+is found.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def in_the_dtype(q: Tensor, k: Tensor, v: Tensor) -> Results:
     return context, lse.to(q.dtype)
 
 
-def asked_for(q: Tensor, k: Tensor, v: Tensor, return_softmax_lse: bool = False) -> Tensor | Results:
+def asked_for(
+    q: Tensor, k: Tensor, v: Tensor, return_softmax_lse: bool = False
+) -> Tensor | Results:
     context, lse = natural(q, k, v)
     return (context, lse.transpose(1, 2).detach()) if return_softmax_lse else context
 
@@ -63,7 +67,9 @@ def without_scale(q: Tensor, k: Tensor, v: Tensor) -> Results:
     return natural(q, k, v)[0], (q @ k.mT).logsumexp(-1)
 
 
-def asked_without_maximum(q: Tensor, k: Tensor, v: Tensor, return_lse: bool = False) -> Tensor | Results:
+def asked_without_maximum(
+    q: Tensor, k: Tensor, v: Tensor, return_lse: bool = False
+) -> Tensor | Results:
     context, lse = natural(q, k, v)
     return (context, lse - scores(q, k, None).amax(-1)) if return_lse else context
 
@@ -101,7 +107,9 @@ def test_result_that_is_asked_for_as_a_log_sum_exp_must_be_one() -> None:
     ("kernel", "claimed", "reading"),
     [(base_two, Lse(), "it is that to base 2"), (natural, Lse(base="2"), "it is the natural one")],
 )
-def test_log_sum_exp_to_another_base_is_named(kernel: Callable[..., Results], claimed: Lse, reading: str) -> None:
+def test_log_sum_exp_to_another_base_is_named(
+    kernel: Callable[..., Results], claimed: Lse, reading: str
+) -> None:
     claims = Claims(returns_weights=False, lse=claimed, empty_row="nan")
     implementation = from_kernel(kernel, claims=claims)
     (verdict,) = check(implementation, "quick", clauses=["LSE-1"], dtypes="float32").verdicts
@@ -135,11 +143,15 @@ def scaled_by_the_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kernel", [takes_own_width, scaled_by_the_values])
-def test_values_of_their_own_width_are_claimed_as_trial_runs_show(kernel: Callable[..., Tensor]) -> None:
+def test_values_of_their_own_width_are_claimed_as_trial_runs_show(
+    kernel: Callable[..., Tensor],
+) -> None:
     claims = infer_kernel(kernel).implementation.claims
     assert claims.value_width == (kernel is takes_own_width)
     declared = from_kernel(
-        kernel, mask=None, claims=Claims(masks=(), causal=None, returns_weights=False, value_width=True)
+        kernel,
+        mask=None,
+        claims=Claims(masks=(), causal=None, returns_weights=False, value_width=True),
     )
     (verdict,) = check(declared, "quick", clauses=["VAL-1"], dtypes="float32").verdicts
     assert verdict.status == ("pass" if kernel is takes_own_width else "fail")

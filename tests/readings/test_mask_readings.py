@@ -1,4 +1,6 @@
-"""How the masks of raw classes are read: integers, those that are changed, and padding that hides its own queries."""
+"""How the masks of raw classes are read: integers, those that are changed, and padding that hides
+its own queries.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,14 @@ class Heads(nn.Module):
 
 
 class PairsOfPositions(Heads):
-    """A pair of positions is hidden if either is padding, so that a query of padding attends to all keys alike."""
+    """A pair of positions is hidden if either is padding, so that a query of padding attends to all
+    keys alike.
+    """
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.attend(x, None if mask is None else ~(mask[:, None, :, None] & mask[:, None, None, :]))
+        return self.attend(
+            x, None if mask is None else ~(mask[:, None, :, None] & mask[:, None, None, :])
+        )
 
 
 class PairsWithNaN(PairsOfPositions):
@@ -51,7 +57,9 @@ class PaddingSeesPadding(Heads):
     """Wrong: a query of padding attends to padding, and to nothing else."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.attend(x, None if mask is None else mask[:, None, :, None] != mask[:, None, None, :])
+        return self.attend(
+            x, None if mask is None else mask[:, None, :, None] != mask[:, None, None, :]
+        )
 
 
 class ZeroedPadding(Heads):
@@ -66,7 +74,9 @@ class ZeroedPadding(Heads):
 class ZeroedBesideAMask(Heads):
     """The same, beside a mask of pairs."""
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None
+    ) -> Tensor:
         hidden = torch.zeros((), dtype=torch.bool) if attn_mask is None else attn_mask
         if key_padding_mask is None:
             return self.attend(x, hidden)
@@ -115,27 +125,35 @@ def test_padding_that_hides_its_queries_is_not_judged(cls: type[nn.Module]) -> N
     result = infer(cls)
     assert "hides the queries of padding too" in reading(result)
     assert not result.implementation.claims.masks
-    assert check(result.implementation, "quick", clauses=["HED-1", "NUM-1", "SMX"], dtypes=["float32"]).conforms
+    assert check(
+        result.implementation, "quick", clauses=["HED-1", "NUM-1", "SMX"], dtypes=["float32"]
+    ).conforms
 
 
 def test_mask_beside_such_padding_is_judged() -> None:
     result = infer(ZeroedBesideAMask)
     assert reading(result) == "attn_mask: True = may not attend, broadcastable to (b, h, l, s)"
-    assert check(result.implementation, "quick", clauses=["MSK-1", "MSK-6"], dtypes=["float32"]).conforms
+    assert check(
+        result.implementation, "quick", clauses=["MSK-1", "MSK-6"], dtypes=["float32"]
+    ).conforms
 
 
 @pytest.mark.parametrize(
-    ("cls", "clause"), [(QueriesOnly, "MSK-1"), (PairsWithNaN, "MSK-9"), (PaddingSeesPadding, "MSK-2")]
+    ("cls", "clause"),
+    [(QueriesOnly, "MSK-1"), (PairsWithNaN, "MSK-9"), (PaddingSeesPadding, "MSK-2")],
 )
 def test_other_outputs_of_padding_still_fail(cls: type[nn.Module], clause: str) -> None:
     result = infer(cls)
     assert result.implementation.claims.masks
-    (verdict,) = check(result.implementation, "quick", clauses=[clause], dtypes=["float32"]).verdicts
+    (verdict,) = check(
+        result.implementation, "quick", clauses=[clause], dtypes=["float32"]
+    ).verdicts
     assert verdict.status == "fail"
 
 
 @pytest.mark.parametrize(
-    ("cls", "meaning"), [(EqualToZero, "True or 1 = may attend"), (DifferentFromZero, "True or 1 = may not attend")]
+    ("cls", "meaning"),
+    [(EqualToZero, "True or 1 = may attend"), (DifferentFromZero, "True or 1 = may not attend")],
 )
 def test_integers_that_count_as_booleans_are_claimed(cls: type[nn.Module], meaning: str) -> None:
     result = infer(cls)
@@ -148,7 +166,9 @@ def test_integers_that_count_as_booleans_are_claimed(cls: type[nn.Module], meani
 def test_integers_of_some_dtypes_are_not_enough() -> None:
     result = infer(ShortIntegersReversed)
     assert result.implementation.claims.masks == {"bool"}
-    (verdict,) = check(result.implementation, "quick", clauses=["MSK-12"], dtypes=["float32"]).verdicts
+    (verdict,) = check(
+        result.implementation, "quick", clauses=["MSK-12"], dtypes=["float32"]
+    ).verdicts
     assert verdict.status == "fail"
     assert 'claim "int" if 1 and 0 count as True and False' in verdict.message
 
@@ -167,7 +187,9 @@ class PaddingInPlace(Heads):
     """Wrong: the padding mask of the caller gets other axes."""
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        return self.attend(x, None if key_padding_mask is None else key_padding_mask.unsqueeze_(1).unsqueeze_(1))
+        return self.attend(
+            x, None if key_padding_mask is None else key_padding_mask.unsqueeze_(1).unsqueeze_(1)
+        )
 
 
 @pytest.mark.parametrize("cls", [CausalInPlace, PaddingInPlace], ids=lambda cls: cls.__name__)

@@ -1,4 +1,6 @@
-"""Correct modules that store their weights in unusual ways conform; a message says where none can be loaded."""
+"""Correct modules that store their weights in unusual ways conform; a message says where none can
+be loaded.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class Packed(faults.Correct):
             return None if stacked is None else stacked["qkvo".index(role)]
         if name in LAYERS:
             role = "o" if name == "out_proj" else name[0]
-            return lambda x: nn.functional.linear(x, getattr(self, f"w_{role}"), getattr(self, f"b_{role}"))
+            return lambda x: nn.functional.linear(
+                x, getattr(self, f"w_{role}"), getattr(self, f"b_{role}")
+            )
         return super().__getattr__(name)
 
 
@@ -95,13 +99,22 @@ class Whisper(NoKeyBias):
     """As in transformers: no key bias, a query that is scaled first, and SDPA."""
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
         validate_call(self.config, query, key, value, mask, masks=("bool",))
-        q, k, v = (self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
+        q, k, v = (
+            self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value))
+        )
         q, allowed = q * self.config.head_dim**-0.5, self.allow(Options(mask, is_causal), q, k)
         return Output(
-            self.out_proj(self.merge(nn.functional.scaled_dot_product_attention(q, k, v, allowed, scale=1.0)))
+            self.out_proj(
+                self.merge(nn.functional.scaled_dot_product_attention(q, k, v, allowed, scale=1.0))
+            )
         )
 
 
@@ -109,7 +122,12 @@ class OneKey(faults.Correct):
     """A single key gets all of the weight, so it and the query are not read, and have no gradient."""
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
         output, weights, _ = super().forward(query, key, value, mask, is_causal)
         if mask is None and key.shape[1] == 1:
@@ -130,7 +148,10 @@ class CausalTable(faults.Correct):
         module._buffers.pop("table", None)
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
-        allowed, size = super().allow(options.change(is_causal=False), q, k), max(q.shape[2], k.shape[2])
+        allowed, size = (
+            super().allow(options.change(is_causal=False), q, k),
+            max(q.shape[2], k.shape[2]),
+        )
         if not options.is_causal:
             return allowed
         if len(self._buffers.get("table", ())) < size:  # type: ignore[arg-type]  # it is never None
@@ -177,7 +198,10 @@ ABOUT_WEIGHTS = ("CFG-5", "HED-1", "GRD-1", "STA-3", "STA-4", "STA-6")
 def test_module_conforms(cls: type[faults.Correct]) -> None:
     parameters, claims = MODULES[cls]
     report = check(
-        from_module(cls, parameters=parameters, claims=claims), "quick", clauses=ABOUT_WEIGHTS, dtypes=["float32"]
+        from_module(cls, parameters=parameters, claims=claims),
+        "quick",
+        clauses=ABOUT_WEIGHTS,
+        dtypes=["float32"],
     )
     assert {verdict.status for verdict in report.verdicts} == {"pass"}, report.verdicts
 
@@ -185,17 +209,37 @@ def test_module_conforms(cls: type[faults.Correct]) -> None:
 @pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_class_without_key_bias_conforms(dtype: str) -> None:
-    whisper = from_module(Whisper, parameters=WITHOUT_KEY_BIAS, claims=Claims(returns_weights=False))
-    clauses = ("SMX-3", "SMX-4", "SMX-6", "HED-1", "EQV-5", "EQV-6", "NUM-1", "GRD-1", "GRD-5", "GRD-7", "STA-3")
+    whisper = from_module(
+        Whisper, parameters=WITHOUT_KEY_BIAS, claims=Claims(returns_weights=False)
+    )
+    clauses = (
+        "SMX-3",
+        "SMX-4",
+        "SMX-6",
+        "HED-1",
+        "EQV-5",
+        "EQV-6",
+        "NUM-1",
+        "GRD-1",
+        "GRD-5",
+        "GRD-7",
+        "STA-3",
+    )
     report = check(whisper, "quick", clauses=clauses, dtypes=[dtype])
     assert {verdict.status for verdict in report.verdicts} == {"pass"}, report.verdicts
 
 
-@pytest.mark.parametrize("name", ["one_module_is_correct_throughout_its_life", "gradients_are_within_the_bound"])
+@pytest.mark.parametrize(
+    "name", ["one_module_is_correct_throughout_its_life", "gradients_are_within_the_bound"]
+)
 def test_key_bias_may_cancel_whole_keys(name: str) -> None:
-    """The gradient of w_q was 9.5e-7 off, where the bound, for keys with their bias, allowed 1.04e-7."""
+    """The gradient of w_q was 9.5e-7 off, where the bound, for keys with their bias, allowed
+    1.04e-7.
+    """
     (prop,) = (prop for members in properties().values() for prop in members if prop.name == name)
-    whisper = from_module(Whisper, parameters=WITHOUT_KEY_BIAS, claims=Claims(returns_weights=False))
+    whisper = from_module(
+        Whisper, parameters=WITHOUT_KEY_BIAS, claims=Claims(returns_weights=False)
+    )
     case = Case(n_heads=9, L=3, S=3, inputs="self", values="integers")
     prop.function(Session(whisper, case), case)
 
@@ -216,7 +260,10 @@ class LazyConvolution(faults.Correct):
         self.v_proj = nn.LazyConv1d(d_model, 1, bias=bias)
 
 
-UNLOADABLE = [(Normalised, "w_q .*is computed each time it is read"), (LazyConvolution, "w_v .*has no shape before")]
+UNLOADABLE = [
+    (Normalised, "w_q .*is computed each time it is read"),
+    (LazyConvolution, "w_v .*has no shape before"),
+]
 
 
 @pytest.mark.parametrize(("cls", "message"), UNLOADABLE)
@@ -229,7 +276,9 @@ def test_layout_of_the_output_layer_leaves_its_bias_alone() -> None:
     config = Config(d_model=6, n_heads=2)
     weights = Weights.random(config, 0)
     parameters = faults.PARAMETERS | {"w_o": ("out_proj", "d (h e) -> d (e h)")}
-    built = from_module(faults.Correct, parameters=parameters).build(config, weights, dtype=torch.float64, device="cpu")
+    built = from_module(faults.Correct, parameters=parameters).build(
+        config, weights, dtype=torch.float64, device="cpu"
+    )
     out: Any = built.module.out_proj
     assert torch.equal(out.bias, weights.b_o)  # type: ignore[arg-type]  # it has one
     assert torch.equal(out.weight, weights.w_o.unflatten(1, (2, 3)).mT.flatten(1))

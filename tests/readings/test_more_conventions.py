@@ -17,10 +17,25 @@ from mha.implementations import ImplementationError, from_module
 from mha.implementations.inference.infer import infer
 from mha.spec import Claims, Config
 
-CLAUSES = ["SHP-1", "SHP-4", "HED-1", "GRD-5", "DRP-3", "NUM-1", "MSK-2", "MSK-3", "PTH-3", "STA-4", "STA-6", "CFG-4"]
+CLAUSES = [
+    "SHP-1",
+    "SHP-4",
+    "HED-1",
+    "GRD-5",
+    "DRP-3",
+    "NUM-1",
+    "MSK-2",
+    "MSK-3",
+    "PTH-3",
+    "STA-4",
+    "STA-6",
+    "CFG-4",
+]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, added: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the contexts (B, L, D), the scores and the weights of heads (B, H, L, d_k)."""
     scores = q @ k.mT / math.sqrt(q.shape[-1]) + added
     weights = scores.softmax(-1)
@@ -49,7 +64,10 @@ class Matrix(nn.Module):
 
     def __init__(self, columns: int, rows: int) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.empty(rows, columns)), nn.Parameter(torch.empty(rows))
+        self.weight, self.bias = (
+            nn.Parameter(torch.empty(rows, columns)),
+            nn.Parameter(torch.empty(rows)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -67,7 +85,9 @@ class StackedByHeads(Heads):
 
 
 class OfFourAxes(nn.Module):
-    """As in einsum code: W_qkv is (3, H, D, d_k), b_qkv (3, D), and W_o (H, d_k, D), under a name that says nothing."""
+    """As in einsum code: W_qkv is (3, H, D, d_k), b_qkv (3, D), and W_o (H, d_k, D), under a name
+    that says nothing.
+    """
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()
@@ -91,7 +111,11 @@ class QueryBesideKey(Heads):
         self.qk, self.v = nn.Linear(d_model, 2 * d_model), nn.Linear(d_model, d_model)
 
     def split(self, x: Tensor) -> Any:
-        return torch.cat([self.qk(x), self.v(x)], -1).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        return (
+            torch.cat([self.qk(x), self.v(x)], -1)
+            .unflatten(-1, (3, self.n_heads, -1))
+            .permute(2, 0, 3, 1, 4)
+        )
 
 
 class ImageOfPixels(Heads):
@@ -112,7 +136,9 @@ class ChannelsFirst(Heads):
 class FromTheStart(Heads):
     """What decoders require, without a cache and rotary positions."""
 
-    def forward(self, x: Tensor, start_pos: int, freqs_cis: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]  # more inputs
+    def forward(
+        self, x: Tensor, start_pos: int, freqs_cis: Tensor | None, mask: Tensor | None
+    ) -> Tensor:  # type: ignore[override]  # more inputs
         assert start_pos == 0
         assert freqs_cis is None
         output: Tensor = self.out(attend(*self.split(x), 0.0 if mask is None else mask)[0])
@@ -179,14 +205,18 @@ class OfLengths(Heads):
     def forward(self, x: Tensor, valid_lens: Tensor | None = None) -> Tensor:
         lengths = x.new_full((len(x),), x.shape[1]) if valid_lens is None else valid_lens
         hidden = torch.arange(x.shape[1], device=x.device) >= lengths[:, None, None, None]
-        output: Tensor = self.out(attend(*self.split(x), x.new_zeros(hidden.shape).masked_fill(hidden, -1e6))[0])
+        output: Tensor = self.out(
+            attend(*self.split(x), x.new_zeros(hidden.shape).masked_fill(hidden, -1e6))[0]
+        )
         return output
 
 
 class BiasBesidePadding(Heads):
     """As in MPT: a bias that is added, and a mask of keys, True = may attend."""
 
-    def forward(self, x: Tensor, attn_bias: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, attn_bias: Tensor | None = None, attention_mask: Tensor | None = None
+    ) -> Tensor:
         added = torch.zeros((), dtype=x.dtype) if attn_bias is None else attn_bias
         if attention_mask is not None:
             added = added.masked_fill(~attention_mask[:, None, None], -math.inf)
@@ -242,7 +272,10 @@ class UnknownNames(Heads):
 @pytest.mark.parametrize(
     ("cls", "row"),
     [
-        (StackedByHeads, "w_qkv: qkv.weight as (r h e) d -> (h r e) d, b_qkv: qkv.bias as (r h e) -> (h r e)"),
+        (
+            StackedByHeads,
+            "w_qkv: qkv.weight as (r h e) d -> (h r e) d, b_qkv: qkv.bias as (r h e) -> (h r e)",
+        ),
         (OfFourAxes, "w_qkv: w_qkv as (r h e) d -> r h d e, b_qkv: b_qkv as (r h e) -> r (h e)"),
         (QueryBesideKey, "w_o: out, w_qk: qk, w_v: v"),
         (ImageOfPixels, "of shape (b, l, 1, d)"),
@@ -257,19 +290,29 @@ class UnknownNames(Heads):
         (OfLengths, "valid_lens: how many of the first keys a query may attend to, of shape 'b'"),
         (
             BiasBesidePadding,
-            "attn_bias: added to the scores, broadcastable to (b, h, l, s); attention_mask: True = may attend",
+            (
+                "attn_bias: added to the scores, broadcastable to (b, h, l, s); attention_mask:"
+                " True = may attend"
+            ),
         ),
         (partial(PassesAllOn, scaled=True), "(d_model=d_model, n_heads=n_heads, scaled=True)"),
         (OfTokensInFrames, "of shape (b, 1, l, d)"),
         (FromADictionary, "FromADictionary(cfg=config)"),
-        (UnknownNames, "UnknownNames(breadth=d_model, parts=n_heads)  [assumed, not by name: breadth, parts]"),
+        (
+            UnknownNames,
+            "UnknownNames(breadth=d_model, parts=n_heads)  [assumed, not by name: breadth, parts]",
+        ),
     ],
 )
 def test_class_conforms_as_it_is_read(cls: Callable[..., nn.Module], row: str) -> None:
     result = infer(cls)
     assert row in result.report(400)
     report = check(result.implementation, "quick", clauses=CLAUSES, dtypes=["float32"])
-    assert not {verdict.clause for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")}
+    assert not {
+        verdict.clause
+        for verdict in report.verdicts
+        if verdict.status not in ("pass", "not_claimed")
+    }
 
 
 class OfAFixedProbability(Heads):
@@ -308,10 +351,22 @@ class OtherSizes(Heads):
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (OfAFixedProbability, "in training its outputs are random, .* let the constructor take that as dropout"),
+        (
+            OfAFixedProbability,
+            "in training its outputs are random, .* let the constructor take that as dropout",
+        ),
         (DropsInEvaluation, "needs a declaration"),
-        (OfOneHead, "none of the parameters of its constructor .d_model, length. has a known name of n_heads"),
-        (OtherSizes, "none of the parameters of its constructor .outer, inner. has a known name of d_model"),
+        (
+            OfOneHead,
+            (
+                "none of the parameters of its constructor .d_model, length. has a known name of"
+                " n_heads"
+            ),
+        ),
+        (
+            OtherSizes,
+            "none of the parameters of its constructor .outer, inner. has a known name of d_model",
+        ),
     ],
 )
 def test_class_is_refused(cls: type[nn.Module], message: str) -> None:
@@ -349,9 +404,21 @@ def test_number_of_keys_that_is_read_wrong_fails() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": True}, "weights must be the name of an attribute or, without call=, a place from 0, but is True"),
-        ({"call": lambda *_, **options: None, "mask_shape": "b s"}, "call=... is given masks as the contract has them"),
-        ({"mask": "drop", "mask_shape": "b"}, "without s, is for the number of the keys that are kept"),
+        (
+            {"weights": True},
+            (
+                "weights must be the name of an attribute or, without call=, a place from 0, but is"
+                " True"
+            ),
+        ),
+        (
+            {"call": lambda *_, **options: None, "mask_shape": "b s"},
+            "call=... is given masks as the contract has them",
+        ),
+        (
+            {"mask": "drop", "mask_shape": "b"},
+            "without s, is for the number of the keys that are kept",
+        ),
         (
             {"mask": "additive", "claims": Claims(masks={"bool", "int"})},
             "no call of it can express .*masks=",

@@ -1,4 +1,6 @@
-"""Masks of uncommon names, and those of one kind of call alone: right classes conform, and wrong ones fail."""
+"""Masks of uncommon names, and those of one kind of call alone: right classes conform, and wrong
+ones fail.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,27 @@ class LookAheadMask(Heads):
     """As in ports from Keras."""
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, look_ahead_mask: Tensor | None = None, padding_mask: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        look_ahead_mask: Tensor | None = None,
+        padding_mask: Tensor | None = None,
     ) -> Tensor:
-        return self.of(q, k, v, look_ahead_mask, None if padding_mask is None else padding_mask[:, None, None])
+        return self.of(
+            q, k, v, look_ahead_mask, None if padding_mask is None else padding_mask[:, None, None]
+        )
 
 
 class CausalMaskOfPairs(Heads):
     """A mask, though this name is often that of a flag; beside it, attention_mask is of padding."""
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None, causal_mask: Tensor | None = None) -> Tensor:
-        return self.of(x, x, x, causal_mask, None if attention_mask is None else attention_mask[:, None, None])
+    def forward(
+        self, x: Tensor, attention_mask: Tensor | None = None, causal_mask: Tensor | None = None
+    ) -> Tensor:
+        return self.of(
+            x, x, x, causal_mask, None if attention_mask is None else attention_mask[:, None, None]
+        )
 
 
 class TargetMask(Heads):
@@ -49,7 +62,9 @@ class MaskOfMemory(Heads):
     ) -> Tensor:
         if encoder_hidden_states is None:
             return self.of(hidden_states, hidden_states, hidden_states, attention_mask)
-        return self.of(hidden_states, encoder_hidden_states, encoder_hidden_states, encoder_attention_mask)
+        return self.of(
+            hidden_states, encoder_hidden_states, encoder_hidden_states, encoder_attention_mask
+        )
 
 
 class MaskOfNoMemory(Heads):
@@ -87,24 +102,40 @@ class MaskOfAnotherMemory(Heads):
 class LabelsBesidePadding(Heads):
     """What has the word mask in its name is of something else."""
 
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None, mask_labels: Tensor | None = None) -> Tensor:
-        return self.of(x, x, x, None if key_padding_mask is None else key_padding_mask[:, None, None])
+    def forward(
+        self, x: Tensor, key_padding_mask: Tensor | None = None, mask_labels: Tensor | None = None
+    ) -> Tensor:
+        return self.of(
+            x, x, x, None if key_padding_mask is None else key_padding_mask[:, None, None]
+        )
 
 
 class CrossMaskLate(Heads):
-    """Wrong with a memory alone: the weights of hidden keys are set to 0, and the others do not grow."""
+    """Wrong with a memory alone: the weights of hidden keys are set to 0, and the others do not
+    grow.
+    """
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, memory: Tensor | None = None
+    ) -> Tensor:
         if memory is None or mask is None:
-            return self.of(x, x if memory is None else memory, x if memory is None else memory, mask)
-        q, k, v = self.split(self.w_q(x)), self.split(self.w_k(memory)), self.split(self.w_v(memory))
+            return self.of(
+                x, x if memory is None else memory, x if memory is None else memory, mask
+            )
+        q, k, v = (
+            self.split(self.w_q(x)),
+            self.split(self.w_k(memory)),
+            self.split(self.w_v(memory)),
+        )
         weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) * ~mask
         output: Tensor = self.w_o((weights @ v).transpose(1, 2).flatten(2))
         return output
 
 
 class ThreeAxesForItems(Heads):
-    """A mask of three axes has one for the items, not the heads; key padding is an argument of its own."""
+    """A mask of three axes has one for the items, not the heads; key padding is an argument of its
+    own.
+    """
 
     def forward(
         self,
@@ -114,8 +145,16 @@ class ThreeAxesForItems(Heads):
         attn_mask: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        pairs = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
-        return self.of(query, key, value, pairs, None if key_padding_mask is None else key_padding_mask[:, None, None])
+        pairs = (
+            attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
+        )
+        return self.of(
+            query,
+            key,
+            value,
+            pairs,
+            None if key_padding_mask is None else key_padding_mask[:, None, None],
+        )
 
 
 @pytest.mark.mostly_slow(4)
@@ -125,22 +164,43 @@ class ThreeAxesForItems(Heads):
     [
         (
             LookAheadMask,
-            "look_ahead_mask: True = may not attend, broadcastable to (b, h, l, s); padding_mask: True",
+            (
+                "look_ahead_mask: True = may not attend, broadcastable to (b, h, l, s);"
+                " padding_mask: True"
+            ),
             "CAU-1",
         ),
         (
             CausalMaskOfPairs,
-            "causal_mask: True = may not attend, broadcastable to (b, h, l, s); attention_mask: True",
+            (
+                "causal_mask: True = may not attend, broadcastable to (b, h, l, s); attention_mask:"
+                " True"
+            ),
             "CAU-1",
         ),
-        (TargetMask, "trg_mask: True = may not attend, broadcastable to (b, h, l, s)  [tested]", "MSK-1"),
         (
-            MaskOfMemory,
-            "attention_mask or encoder_attention_mask: True = may not attend, broadcastable to (b, h, l, s)  [tested]",
+            TargetMask,
+            "trg_mask: True = may not attend, broadcastable to (b, h, l, s)  [tested]",
             "MSK-1",
         ),
-        (MaskOfNoMemory, "attention_mask: True = may not attend, broadcastable to (b, h, l, s)  [tested]", "MSK-1"),
-        (MaskOfAnotherMemory, "attn_mask: True = may not attend, broadcastable to (b, h, l, s)  [tested]", "MSK-1"),
+        (
+            MaskOfMemory,
+            (
+                "attention_mask or encoder_attention_mask: True = may not attend, broadcastable to"
+                " (b, h, l, s)  [tested]"
+            ),
+            "MSK-1",
+        ),
+        (
+            MaskOfNoMemory,
+            "attention_mask: True = may not attend, broadcastable to (b, h, l, s)  [tested]",
+            "MSK-1",
+        ),
+        (
+            MaskOfAnotherMemory,
+            "attn_mask: True = may not attend, broadcastable to (b, h, l, s)  [tested]",
+            "MSK-1",
+        ),
         (LabelsBesidePadding, "mask_labels  [unless declared]", "MSK-1"),
         (ThreeAxesForItems, "attn_mask: True = may not attend, of 1, 2 or 4 dimensions", "MSK-5"),
     ],
@@ -154,7 +214,9 @@ class SharedMaskIgnored(TargetMask):
 
     def forward(self, x: Tensor, trg_mask: Tensor | None = None) -> Tensor:
         if trg_mask is not None and trg_mask.dim() == 4 and len(trg_mask) == 1:
-            trg_mask = torch.cat([trg_mask, torch.zeros_like(trg_mask).expand(len(x) - 1, -1, -1, -1)])
+            trg_mask = torch.cat(
+                [trg_mask, torch.zeros_like(trg_mask).expand(len(x) - 1, -1, -1, -1)]
+            )
         return super().forward(x, trg_mask)
 
 
@@ -185,11 +247,17 @@ class OtherMasks(Heads):
     """No mask of the attention has the word in its name, but three other options have."""
 
     def forward(
-        self, x: Tensor, mask_value: float = -1e9, mask_type: str | None = None, block_mask: Any = None
+        self,
+        x: Tensor,
+        mask_value: float = -1e9,
+        mask_type: str | None = None,
+        block_mask: Any = None,
     ) -> Tensor:
         assert block_mask is None
         return self.of(x, x, x)
 
 
 def test_word_in_a_name_does_not_decide() -> None:
-    assert "not judged   mask_value, mask_type, block_mask  [unless declared]" in infer(OtherMasks).report(400)
+    assert "not judged   mask_value, mask_type, block_mask  [unless declared]" in infer(
+        OtherMasks
+    ).report(400)

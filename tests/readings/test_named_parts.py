@@ -1,4 +1,6 @@
-"""Right classes whose layers, sizes or inputs have uncommon names: each is read as it is, and conforms."""
+"""Right classes whose layers, sizes or inputs have uncommon names: each is read as it is, and
+conforms.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,15 @@ class ContextProj(Heads):
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__(d_model, n_heads)
         del self.w_q, self.w_k, self.w_v
-        self.query_proj, self.context_proj = nn.Linear(d_model, d_model), nn.Linear(d_model, 2 * d_model)
+        self.query_proj, self.context_proj = (
+            nn.Linear(d_model, d_model),
+            nn.Linear(d_model, 2 * d_model),
+        )
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
-        output: Tensor = self.w_o(self.attend(self.query_proj(x), *self.context_proj(context).chunk(2, -1)))
+        output: Tensor = self.w_o(
+            self.attend(self.query_proj(x), *self.context_proj(context).chunk(2, -1))
+        )
         return output
 
 
@@ -50,25 +57,35 @@ class SecondInput(Heads):
 class ContextOfAWidth(Heads):
     """As in diffusion models: the memory may have another width."""
 
-    def __init__(self, dim: int, heads: int, context_dim: int | None = None, causal: bool = False) -> None:
+    def __init__(
+        self, dim: int, heads: int, context_dim: int | None = None, causal: bool = False
+    ) -> None:
         super().__init__(dim, heads)
         self.w_k, self.w_v = (nn.Linear(context_dim or dim, dim) for _ in range(2))
         self.causal = causal
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         context = x if context is None else context
-        hidden = torch.ones(x.shape[1], context.shape[1], dtype=torch.bool).triu(1) if self.causal else None
+        hidden = (
+            torch.ones(x.shape[1], context.shape[1], dtype=torch.bool).triu(1)
+            if self.causal
+            else None
+        )
         return self.of(x, context, context, hidden)
 
 
 class InterleavedHeads(Heads):
-    """The columns of heads are interleaved on the way in and out, as in code that splits with view(b, d_k, h, l)."""
+    """The columns of heads are interleaved on the way in and out, as in code that splits with
+    view(b, d_k, h, l).
+    """
 
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.n_heads)).permute(0, 3, 1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        contexts = self.attend(self.w_q(x), self.w_k(x), self.w_v(x)).unflatten(-1, (self.n_heads, -1))
+        contexts = self.attend(self.w_q(x), self.w_k(x), self.w_v(x)).unflatten(
+            -1, (self.n_heads, -1)
+        )
         output: Tensor = self.w_o(contexts.mT.flatten(2))
         return output
 
@@ -118,7 +135,9 @@ class HeadsOfAWidth(Heads):
 class SizesByDefault(Heads):
     """Names like those that people use; another number is neither."""
 
-    def __init__(self, embedding_dimension: int = 64, n_attention_head: int = 4, rotary_dim: int = 0) -> None:
+    def __init__(
+        self, embedding_dimension: int = 64, n_attention_head: int = 4, rotary_dim: int = 0
+    ) -> None:
         super().__init__(embedding_dimension, n_attention_head)
         self.rotary_dim = rotary_dim
 
@@ -150,16 +169,27 @@ class DropsLessThanAll(Heads):
         (PackedProj, "w_qkv: packed_proj, w_o: proj  [tested]", "HED-1"),
         (InterleavedHeads, "w_q: w_q as (h e) d -> (e h) d,", "HED-1"),
         (InterleavedHeads, "w_o: w_o as d (h e) -> d (e h)  [tested]", "HED-1"),
-        (InterleavedStack, "w_qkv: packed_proj as (r h e) d -> (e r h) d, w_o: proj  [tested]", "HED-1"),
+        (
+            InterleavedStack,
+            "w_qkv: packed_proj as (r h e) d -> (e r h) d, w_o: proj  [tested]",
+            "HED-1",
+        ),
         (ListCalledProj, "w_q: proj.0, w_k: proj.1, w_v: proj.2, w_o: merge  [tested]", "HED-1"),
         (ContextProj, "w_o: w_o, w_q: query_proj, w_kv: context_proj  [tested]", "HED-1"),
         (SecondInput, "query, and encoder_x as key and value", "HED-1"),
         (ContextOfAWidth, "kdim and vdim  [tested]", "XAT-1"),
-        (ContextOfAWidth, "no; to judge it causal too, check functools.partial(ContextOfAWidth, causal=True)", "XAT-1"),
+        (
+            ContextOfAWidth,
+            "no; to judge it causal too, check functools.partial(ContextOfAWidth, causal=True)",
+            "XAT-1",
+        ),
         (HeadsOfAWidth, "(num_heads=n_heads, head_dim=head_dim)", "HED-1"),
         (
             SizesByDefault,
-            "n_attention_head=n_heads)  [assumed, not by name: embedding_dimension, n_attention_head]",
+            (
+                "n_attention_head=n_heads)  [assumed, not by name: embedding_dimension,"
+                " n_attention_head]"
+            ),
             "HED-1",
         ),
         (DropsLessThanAll, "drops the output in training", "DRP-3"),
@@ -186,8 +216,13 @@ class ReadsItsModule(Heads):
 def test_sizes_that_a_constructor_reads_from_its_module_are_named() -> None:
     with pytest.raises(ImplementationError, match="reads n_embd from its module") as error:
         infer(ReadsItsModule)
-    made = "globals().update(n_embd=d_model); return ReadsItsModule(num_heads=n_heads, head_size=d_model // n_heads)"
-    assert str(error.value).endswith(f"name a function that builds it: def attention(d_model, n_heads): {made}")
+    made = (
+        "globals().update(n_embd=d_model); return ReadsItsModule(num_heads=n_heads,"
+        " head_size=d_model // n_heads)"
+    )
+    assert str(error.value).endswith(
+        f"name a function that builds it: def attention(d_model, n_heads): {made}"
+    )
 
 
 class ScaledByNothing(DropsLessThanAll):
@@ -199,7 +234,9 @@ class ScaledByNothing(DropsLessThanAll):
 
     def forward(self, x: Tensor) -> Tensor:
         output = self.of(x, x, x)
-        return output * (torch.rand_like(output) >= self.p) * self.scale if self.training else output
+        return (
+            output * (torch.rand_like(output) >= self.p) * self.scale if self.training else output
+        )
 
 
 class KeepsALogarithm(Heads):
@@ -215,7 +252,9 @@ class KeepsALogarithm(Heads):
         return output
 
 
-@pytest.mark.parametrize(("cls", "error"), [(ScaledByNothing, "ZeroDivisionError"), (KeepsALogarithm, "ValueError")])
+@pytest.mark.parametrize(
+    ("cls", "error"), [(ScaledByNothing, "ZeroDivisionError"), (KeepsALogarithm, "ValueError")]
+)
 def test_construction_that_breaks_with_p_of_1_fails(cls: type[nn.Module], error: str) -> None:
     [verdict] = check(cls, "quick", clauses="DRP-3", dtypes=["float32"]).verdicts
     assert verdict.status == "fail"

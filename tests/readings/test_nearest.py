@@ -95,7 +95,10 @@ def test_order_of_stacked_projections_is_found_without_a_formula() -> None:
 def test_causal_mask_that_leaks_is_read_as_causal() -> None:
     result = infer(Leaks)
     assert result.implementation.claims.always_causal
-    assert evidence(result)["causal"] == "assumed: it explains the output only with one query and one key"
+    assert (
+        evidence(result)["causal"]
+        == "assumed: it explains the output only with one query and one key"
+    )
     assert verdict(result, "CAU-1") == ("fail", False)
 
 
@@ -154,12 +157,19 @@ class PaddingOfFirst(PaddingIgnored):
 
 
 UNCLEAR: dict[type[nn.Module], str] = {
-    FirstMask: "masks that all items share count as mask_shape='l s', but those of each item for some items only",
+    FirstMask: (
+        "masks that all items share count as mask_shape='l s', but those of each item for some"
+        " items only"
+    ),
     PaddingIgnored: "its padding mask key_padding_mask has no effect; declare padding=None",
-    Constant: "no reading gives what it computes, and several are equally near: from_module(Constant, parameters="
-    "{'w_qkv': 'qkv', 'w_o': 'proj'}) or from_module(Constant, parameters={'w_qkv': 'qkv', 'w_o': 'proj'}, "
-    "layout='l b d'). Declare it below",
-    RefusesMasks: "each call with a mask raises AttributeError: 'Tensor' object has no attribute 'missing'",
+    Constant: (
+        "no reading gives what it computes, and several are equally near: from_module(Constant,"
+        " parameters={'w_qkv': 'qkv', 'w_o': 'proj'}) or from_module(Constant, parameters={'w_qkv':"
+        " 'qkv', 'w_o': 'proj'}, layout='l b d'). Declare it below"
+    ),
+    RefusesMasks: (
+        "each call with a mask raises AttributeError: 'Tensor' object has no attribute 'missing'"
+    ),
 }
 
 

@@ -46,9 +46,21 @@ class KeySizeOfAHead(WidthOfAHead):
 @pytest.mark.parametrize(
     ("cls", "row"),
     [
-        (WidthOfAHead, "num_heads=n_heads, d_out=d_model // n_heads)  [assumed, not by name: d_out]"),
-        (WidthsOfAll, "num_heads=n_heads, dim_k=d_model, dim_v=d_model)  [assumed, not by name: dim_k, dim_v]"),
-        (KeySizeOfAHead, "model_size=d_model, key_size=d_model // n_heads)  [assumed, not by name: key_size]"),
+        (
+            WidthOfAHead,
+            "num_heads=n_heads, d_out=d_model // n_heads)  [assumed, not by name: d_out]",
+        ),
+        (
+            WidthsOfAll,
+            (
+                "num_heads=n_heads, dim_k=d_model, dim_v=d_model)  [assumed, not by name: dim_k,"
+                " dim_v]"
+            ),
+        ),
+        (
+            KeySizeOfAHead,
+            "model_size=d_model, key_size=d_model // n_heads)  [assumed, not by name: key_size]",
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -67,7 +79,9 @@ def test_declaration_builds_the_class_in_the_same_way() -> None:
 
 
 def test_width_of_a_head_cannot_be_one_that_does_not_divide_d_model() -> None:
-    (verdict,) = check(infer(WidthOfAHead).implementation, "quick", clauses="CFG-1", dtypes="float32").verdicts
+    (verdict,) = check(
+        infer(WidthOfAHead).implementation, "quick", clauses="CFG-1", dtypes="float32"
+    ).verdicts
     assert verdict.status == "not_claimed"
 
 
@@ -81,7 +95,10 @@ class AnotherWidth(Heads):
 
 
 def test_other_widths_are_asked_for() -> None:
-    with pytest.raises(ImplementationError, match=r"requires d_ff, which has no known name; supply it with functools"):
+    with pytest.raises(
+        ImplementationError,
+        match=r"requires d_ff, which has no known name; supply it with functools",
+    ):
         infer(AnotherWidth)
 
 
@@ -105,5 +122,7 @@ class SequenceLength(Radius):
 
 @pytest.mark.parametrize("cls", [Radius, SequenceLength], ids=lambda cls: cls.__name__)
 def test_other_numbers_are_asked_for(cls: type[nn.Module]) -> None:
-    with pytest.raises(ImplementationError, match="which has no known name; supply it with functools"):
+    with pytest.raises(
+        ImplementationError, match="which has no known name; supply it with functools"
+    ):
         infer(cls)

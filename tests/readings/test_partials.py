@@ -1,4 +1,6 @@
-"""What a constructor, or a `functools.partial` of it, sets by itself is kept, but for what the cases vary."""
+"""What a constructor, or a `functools.partial` of it, sets by itself is kept, but for what the
+cases vary.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from support.plain import Plain, verdict
 
 
 class Scaled(Plain):
-    """Its scores are multiplied by the number of its layer, as Megatron's are before they are divided by it."""
+    """Its scores are multiplied by the number of its layer, as Megatron's are before they are
+    divided by it.
+    """
 
     def __init__(self, d_model: int, n_heads: int, layer_number: int) -> None:
         super().__init__(d_model, n_heads)
@@ -64,11 +68,16 @@ class WithOptions(nn.Module):
     def __init__(self, d_model: int, n_heads: int, head_dim: int, bias: bool = True) -> None:
         super().__init__()
         self.n_heads = n_heads
-        self.q, self.k, self.v = (nn.Linear(d_model, n_heads * head_dim, bias=bias) for _ in range(3))
+        self.q, self.k, self.v = (
+            nn.Linear(d_model, n_heads * head_dim, bias=bias) for _ in range(3)
+        )
         self.out = nn.Linear(n_heads * head_dim, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (layer(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q, k, v = (
+            layer(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
         weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
         output: Tensor = self.out((weights @ v).transpose(1, 2).flatten(2))
         return output
@@ -76,10 +85,15 @@ class WithOptions(nn.Module):
 
 def test_partial_keeps_what_it_sets_but_sizes() -> None:
     result = infer(partial(WithOptions, bias=False, head_dim=8), "attention")
-    assert built(result) == "attention(d_model=d_model, n_heads=n_heads, head_dim=head_dim, bias=False)"
+    assert (
+        built(result)
+        == "attention(d_model=d_model, n_heads=n_heads, head_dim=head_dim, bias=False)"
+    )
     assert next(row.finding for row in result.rows if row.topic == "biases") == "on o"
     assert result.implementation.claims.own_head_dim
-    assert check(result.implementation, "quick", clauses=["CFG-5", "HED-1"], dtypes=["float32"]).conforms
+    assert check(
+        result.implementation, "quick", clauses=["CFG-5", "HED-1"], dtypes=["float32"]
+    ).conforms
 
 
 class WithFrequencies(Plain):
@@ -88,7 +102,10 @@ class WithFrequencies(Plain):
     def __init__(self, d_model: int, n_heads: int, frequencies: Tensor, key_dim: int = 64) -> None:
         nn.Module.__init__(self)
         self.n_heads, self.frequencies = n_heads, frequencies
-        self.qkv, self.proj = nn.Linear(d_model, 3 * n_heads * key_dim), nn.Linear(n_heads * key_dim, d_model)
+        self.qkv, self.proj = (
+            nn.Linear(d_model, 3 * n_heads * key_dim),
+            nn.Linear(n_heads * key_dim, d_model),
+        )
 
 
 def test_partial_may_set_a_tensor_and_a_default_width_varies() -> None:

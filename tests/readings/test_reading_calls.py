@@ -1,4 +1,6 @@
-"""Calls in conventions that people use: masks instead of a causal flag, rotations, `*args`, and sizes with defaults."""
+"""Calls in conventions that people use: masks instead of a causal flag, rotations, `*args`, and
+sizes with defaults.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Config
 
 
-def causal_unless_masked(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+def causal_unless_masked(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None
+) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal=attn_mask is None)
 
 
@@ -37,7 +41,9 @@ def merged(q: Tensor, k: Tensor, v: Tensor, num_heads: int = 4) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
-def repeats_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, num_heads: int = 1) -> Tensor:
+def repeats_mask(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, num_heads: int = 1
+) -> Tensor:
     """A number of heads that is not that of the model."""
     mask = None if mask is None else mask.repeat_interleave(num_heads, 0)
     return F.scaled_dot_product_attention(q, k, v, mask)
@@ -78,7 +84,9 @@ class Complex(Self):
         return self.attend(self.rotated(q, freqs_cis), self.rotated(k, freqs_cis), v)
 
     def rotated(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
-        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)) if x.dtype.itemsize < 8 else self.wide(x))
+        pairs = torch.view_as_complex(
+            x.float().unflatten(-1, (-1, 2)) if x.dtype.itemsize < 8 else self.wide(x)
+        )
         assert freqs_cis.shape == (x.shape[1], x.shape[-1] // 2)
         return torch.view_as_real(pairs * freqs_cis[None, :, None]).flatten(3).to(x)
 
@@ -91,12 +99,18 @@ class Pairs(Self):
 
     def forward(self, x: Tensor, freqs_cos: Tensor, freqs_sin: Tensor) -> Tensor:
         q, k, v = self.heads(x)
-        return self.attend(self.rotated(q, freqs_cos, freqs_sin), self.rotated(k, freqs_cos, freqs_sin), v)
+        return self.attend(
+            self.rotated(q, freqs_cos, freqs_sin), self.rotated(k, freqs_cos, freqs_sin), v
+        )
 
     def rotated(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
         one, other = x.unflatten(-1, (-1, 2)).unbind(-1)
-        cosines, sines = (each.view(1, x.shape[1], 1, x.shape[-1] // 2) for each in (cosines, sines))
-        return torch.stack((one * cosines - other * sines, one * sines + other * cosines), -1).flatten(3)
+        cosines, sines = (
+            each.view(1, x.shape[1], 1, x.shape[-1] // 2) for each in (cosines, sines)
+        )
+        return torch.stack(
+            (one * cosines - other * sines, one * sines + other * cosines), -1
+        ).flatten(3)
 
 
 class FullWidth(Self):
@@ -128,7 +142,9 @@ class Starred(Self):
 class Cached(Self):
     """Writes keys to a cache of so many items."""
 
-    def __init__(self, dim: int, n_heads: int, max_batch_size: int = 4, max_seq_len: int = 64) -> None:
+    def __init__(
+        self, dim: int, n_heads: int, max_batch_size: int = 4, max_seq_len: int = 64
+    ) -> None:
         super().__init__(dim, n_heads)
         cache = torch.zeros(max_batch_size, max_seq_len, n_heads, dim // n_heads)
         self.register_buffer("cache", cache, persistent=False)
@@ -142,7 +158,9 @@ class Cached(Self):
 def test_kernel_is_causal_unless_it_is_given_a_mask() -> None:
     result = infer_kernel(causal_unless_masked)
     assert "causal_by_default=True" in result.declaration
-    assert check(result.implementation, "quick", dtypes="float32", clauses=["HED-1", "CAU", "MSK-1", "MSK-4"]).conforms
+    assert check(
+        result.implementation, "quick", dtypes="float32", clauses=["HED-1", "CAU", "MSK-1", "MSK-4"]
+    ).conforms
 
 
 def test_masks_of_another_memory_order_may_be_summed_in_another_order() -> None:
@@ -183,4 +201,6 @@ def test_class_is_read_and_judged(cls: type[nn.Module], given: str) -> None:
     result = infer(cls)
     assert given in result.report()
     assert "softmax(q k^T / sqrt(d_k)) v W_o" in result.report()
-    assert check(result.implementation, "quick", dtypes="float32", clauses=["HED-1", "NUM-1", "SHP-1"]).conforms
+    assert check(
+        result.implementation, "quick", dtypes="float32", clauses=["HED-1", "NUM-1", "SHP-1"]
+    ).conforms

@@ -1,4 +1,6 @@
-"""What the table says about a class is true: about caches, absent biases, empty rows, configs and names."""
+"""What the table says about a class is true: about caches, absent biases, empty rows, configs and
+names.
+"""
 
 from __future__ import annotations
 
@@ -92,20 +94,29 @@ class BiasesIfAskedFor(nn.Module):
                 self.register_parameter(f"b_{role}", nn.Parameter(torch.zeros(d_model)))
 
     def project(self, x: Tensor, role: str) -> Tensor:
-        return F.linear(x, getattr(self, f"w_{role}"), getattr(self, f"b_{role}") if self.use_bias else None)
+        return F.linear(
+            x, getattr(self, f"w_{role}"), getattr(self, f"b_{role}") if self.use_bias else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (self.project(x, role).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for role in "qkv")
+        q, k, v = (
+            self.project(x, role).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+            for role in "qkv"
+        )
         return self.project(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2), "o")
 
 
 class HidesTwice(Plain):
-    """Causal with -infinity, and hides padding with the least number: without a key, a query may get either."""
+    """Causal with -infinity, and hides padding with the least number: without a key, a query may
+    get either.
+    """
 
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(later, float("-inf"))
-        return (scores if mask is None else scores.masked_fill(~mask, torch.finfo(scores.dtype).min)).softmax(-1)
+        return (
+            scores if mask is None else scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        ).softmax(-1)
 
 
 @dataclass
@@ -137,10 +148,13 @@ def test_output_is_read_in_a_namespace() -> None:
 
 def test_refusal_says_what_follows_if_the_sizes_are_those_assumed() -> None:
     message = refusal_of(ReturnsObject)
-    assert "none of the parameters of its constructor (wide, many) has a known name of d_model" in message
     assert (
-        ". If wide is d_model and many is n_heads, ReturnsObject needs a declaration: its output was not found"
+        "none of the parameters of its constructor (wide, many) has a known name of d_model"
         in message
+    )
+    assert (
+        ". If wide is d_model and many is n_heads, ReturnsObject needs a declaration: its output"
+        " was not found" in message
     )
 
 
@@ -152,7 +166,9 @@ def test_masks_and_dropout_of_other_names_are_tested() -> None:
 def test_other_dropout_is_not_judged_and_named() -> None:
     result = infer(DropsScores)
     assert not result.implementation.claims.dropout
-    assert row(DropsScores, "dropout")[0].startswith("not judged: in training it drops something other")
+    assert row(DropsScores, "dropout")[0].startswith(
+        "not judged: in training it drops something other"
+    )
 
 
 def test_biases_may_be_absent_rather_than_none() -> None:
@@ -167,5 +183,7 @@ def test_two_policies_for_empty_rows_are_none() -> None:
 
 
 def test_class_refuses_sizes_itself_where_a_config_of_something_else_is_found() -> None:
-    report = check(infer(FromAnyConfig).implementation, "quick", clauses=["CFG-1", "CFG-2"], dtypes=["float32"])
+    report = check(
+        infer(FromAnyConfig).implementation, "quick", clauses=["CFG-1", "CFG-2"], dtypes=["float32"]
+    )
     assert {verdict.status for verdict in report.verdicts} == {"pass"}

@@ -1,4 +1,6 @@
-"""Conventions that inference reads: what a constructor takes, what is dropped, what is refused, and plain functions."""
+"""Conventions that inference reads: what a constructor takes, what is dropped, what is refused, and
+plain functions.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ class Stacked(Plain):
         del self.q, self.k, self.v
 
     def forward(self, x: Tensor) -> Any:
-        heads = self.get_submodule(self.name)(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        heads = (
+            self.get_submodule(self.name)(x)
+            .unflatten(-1, (3, self.n_heads, -1))
+            .permute(2, 0, 3, 1, 4)
+        )
         q, k, v = (heads[self.order.index(role)] for role in "qkv")
         return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
 
@@ -54,9 +60,15 @@ def test_stacked_projections_may_be_in_any_order(order: str) -> None:
 
 
 def test_order_that_the_name_of_a_layer_does_not_say_is_assumed() -> None:
-    rows = {row.topic: row for row in infer(type("Swapped", (Stacked,), {"name": "qkv", "order": "kqv"})).rows}
+    rows = {
+        row.topic: row
+        for row in infer(type("Swapped", (Stacked,), {"name": "qkv", "order": "kqv"})).rows
+    }
     assert "w_kqv: qkv" in rows["projections"].finding
-    assert rows["projections"].evidence == "assumed: the outputs show this order, though the layer is called qkv"
+    assert (
+        rows["projections"].evidence
+        == "assumed: the outputs show this order, though the layer is called qkv"
+    )
 
 
 class Smoothed(Stacked):
@@ -99,7 +111,11 @@ class InSingle(Plain):
     """Computes in float32 alone."""
 
     def weigh(self, weights: Tensor) -> Tensor:
-        return weights * torch.ones((), dtype=torch.float32) if weights.dtype == torch.float32 else weights[0, 0, 0, 99]
+        return (
+            weights * torch.ones((), dtype=torch.float32)
+            if weights.dtype == torch.float32
+            else weights[0, 0, 0, 99]
+        )
 
 
 def test_class_that_computes_in_float32_alone_is_inferred() -> None:
@@ -163,7 +179,12 @@ class TakesLayers(nn.Module):
         super().__init__()
         assert layer_idx == 0
         self.heads, self.is_causal = num_heads, is_causal
-        self.q_proj, self.k_proj, self.v_proj, self.output_proj = q_proj, k_proj, v_proj, output_proj
+        self.q_proj, self.k_proj, self.v_proj, self.output_proj = (
+            q_proj,
+            k_proj,
+            v_proj,
+            output_proj,
+        )
 
     def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Any:
         layers = (self.q_proj, x), (self.k_proj, y), (self.v_proj, y)
@@ -176,7 +197,11 @@ class TakesLayers(nn.Module):
 def test_causal_default_is_switched_off_where_masks_replace_it() -> None:
     result = infer(TakesLayers)
     claims = result.implementation.claims
-    assert (claims.cross_attention, claims.always_causal, claims.causal) == ("memory", False, "top_left")
+    assert (claims.cross_attention, claims.always_causal, claims.causal) == (
+        "memory",
+        False,
+        "top_left",
+    )
     assert "from functools import partial" in result.declaration
     assert "    partial(TakesLayers, is_causal=False)," in result.declaration
 
@@ -206,7 +231,9 @@ class WidthsOfInputs(nn.Module):
 
     def forward(self, x: Tensor, context: Tensor) -> Any:
         layers = ((self.q, x), (self.k, context), (self.v, context))
-        q, k, v = (layer(each).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for layer, each in layers)
+        q, k, v = (
+            layer(each).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for layer, each in layers
+        )
         return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
 
 
@@ -227,7 +254,9 @@ def test_memory_is_not_the_first_input() -> None:
 def test_width_of_keys_is_not_that_of_heads(cls: type[nn.Module]) -> None:
     result = infer(cls)
     assert not result.implementation.claims.own_head_dim
-    assert check(result.implementation, "quick", clauses=["SHP-1", "HED-1"], dtypes=["float32"]).conforms
+    assert check(
+        result.implementation, "quick", clauses=["SHP-1", "HED-1"], dtypes=["float32"]
+    ).conforms
 
 
 def make(d_model: int, n_heads: int, dropout: float) -> nn.Module:
@@ -242,7 +271,9 @@ def test_function_that_makes_a_module_is_inferred() -> None:
     assert "from_module(\n    make," in result.declaration
 
 
-def attend_lengths_first(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, causal: bool = False) -> Any:
+def attend_lengths_first(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, causal: bool = False
+) -> Any:
     """(B, L, H, d), a mask (B, S) that is True where a key is masked, and the weights in a dict."""
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     scores = q @ k.mT * q.shape[-1] ** -0.5
@@ -250,14 +281,20 @@ def attend_lengths_first(query: Tensor, key: Tensor, value: Tensor, attn_mask: A
         assert attn_mask.shape == (len(k), k.shape[2])
         scores = scores.masked_fill(attn_mask[:, None, None], -torch.inf)
     if causal:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + scores.shape[-1] - scores.shape[-2])
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(
+            1 + scores.shape[-1] - scores.shape[-2]
+        )
         scores = scores.masked_fill(future, -torch.inf)
     return {"out": (scores.softmax(-1) @ v).transpose(1, 2), "weights": scores.softmax(-1)}
 
 
 def test_plain_functions_are_inferred_as_kernels() -> None:
     claims = infer_kernel(attend).implementation.claims
-    assert (claims.empty_row, claims.returns_weights, claims.causal) == ("uniform", False, "top_left")
+    assert (claims.empty_row, claims.returns_weights, claims.causal) == (
+        "uniform",
+        False,
+        "top_left",
+    )
     result = infer_kernel(attend_lengths_first)
     assert 'from_kernel(\n    attend_lengths_first,\n    mask="drop",' in result.declaration
     assert 'layout="b l h d"' in result.declaration
@@ -279,12 +316,16 @@ def test_gradients_are_not_claimed_where_calls_raise_with_them() -> None:
     for result in (infer_kernel(attend_in_numpy), infer(InNumpy)):
         assert not result.implementation.claims.gradients
         assert findings(result)["gradients"] == "none: with them, calls raise"
-    (verdict,) = check(infer(InNumpy).implementation, "quick", clauses=["HED-1"], dtypes=["float32"]).verdicts
+    (verdict,) = check(
+        infer(InNumpy).implementation, "quick", clauses=["HED-1"], dtypes=["float32"]
+    ).verdicts
     assert verdict.status == "pass"
 
 
 def test_function_that_computes_something_else_is_refused() -> None:
-    with pytest.raises(ImplementationError, match=r"its output matches no formula of attention; .*from_kernel"):
+    with pytest.raises(
+        ImplementationError, match=r"its output matches no formula of attention; .*from_kernel"
+    ):
         infer_kernel(lambda q, k, v: attend(q, k, v.exp()))
 
 
@@ -299,7 +340,9 @@ def test_refusal_names_what_was_given_none_and_the_parameters() -> None:
     with pytest.raises(ImplementationError) as raised:
         infer(NeedsPositions)
     assert "AttributeError: 'NoneType' object has no attribute 'sum'" in str(raised.value)
-    assert "forward also requires positions, of no known meaning, and was given None" in str(raised.value)
+    assert "forward also requires positions, of no known meaning, and was given None" in str(
+        raised.value
+    )
     assert '"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "out"}' in str(raised.value)
 
 
@@ -319,7 +362,11 @@ def test_refusal_says_what_is_read_from_a_config() -> None:
 
 
 def test_other_frameworks_are_named() -> None:
-    for package, name in {"flax.linen": "Flax", "keras.src.layers": "Keras", "mlx.nn": "MLX"}.items():
+    for package, name in {
+        "flax.linen": "Flax",
+        "keras.src.layers": "Keras",
+        "mlx.nn": "MLX",
+    }.items():
         base = type("Module", (), {"__module__": package})
         assert framework_of(type("Attention", (base,), {"__module__": "mine"})) == name
     assert framework_of(Plain) is None
@@ -332,11 +379,17 @@ class Wrapped(registry.Correct):
 def test_call_may_return_a_plain_tuple_or_mapping() -> None:
     def call(module: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
         output, weights, _ = module(query, key, value, options["mask"])
-        return (output, weights, "a cache") if options["need_weights"] else {"attentions": weights, "output": output}
+        return (
+            (output, weights, "a cache")
+            if options["need_weights"]
+            else {"attentions": weights, "output": output}
+        )
 
     names = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
     parameters = {f"w_{role}": name for role, name in names.items()}
-    adapter = from_module(partial(Wrapped, bias=True), parameters=parameters, call=call, claims=Claims(bias={True}))
+    adapter = from_module(
+        partial(Wrapped, bias=True), parameters=parameters, call=call, claims=Claims(bias={True})
+    )
     config = Config(6, 2)
     attention = adapter.build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
     x = torch.ones(1, 3, 6, dtype=torch.float64)

@@ -15,7 +15,9 @@ CLAUSES = ["SHP-1", "MSK-1", "MSK-2", "MSK-4", "CAU-1", "CAU-2", "HED-1", "GRD-1
 
 
 class Attention(nn.Module):
-    """The layers of query, key and value are a list, and the names are those of recommenders and translators."""
+    """The layers of query, key and value are a list, and the names are those of recommenders and
+    translators.
+    """
 
     def __init__(self, size: int, head_num: int, dropout_rate: float) -> None:
         super().__init__()
@@ -27,7 +29,9 @@ class Attention(nn.Module):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """Add a mask, broadcastable to (B, H, L, S), to the scores."""
         given = zip(self.layers, (query, key, value), strict=True)
-        q, k, v = (layer(x).unflatten(-1, (self.head_num, -1)).transpose(1, 2) for layer, x in given)
+        q, k, v = (
+            layer(x).unflatten(-1, (self.head_num, -1)).transpose(1, 2) for layer, x in given
+        )
         weights = (q @ k.mT / math.sqrt(q.shape[-1]) + mask).softmax(-1)
         return self.final((self.dropout(weights) @ v).transpose(1, 2).flatten(2))
 
@@ -78,7 +82,9 @@ def test_required_mask_is_given(cls: type[nn.Module], row: str) -> None:
 class DoesWithout(OneForAll):
     """Its mask has no default, but may be None."""
 
-    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, attn_mask: Tensor | None) -> Tensor:
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, attn_mask: Tensor | None
+    ) -> Tensor:
         if attn_mask is None:
             attn_mask = queries.new_zeros(queries.shape[1], keys.shape[1]).bool()
         return super().forward(queries, keys, values, attn_mask)
@@ -89,5 +95,7 @@ def test_mask_that_may_be_none_is_none() -> None:
 
 
 def test_required_mask_has_a_convention() -> None:
-    with pytest.raises(ImplementationError, match="mask_required=True needs the convention of the mask"):
+    with pytest.raises(
+        ImplementationError, match="mask_required=True needs the convention of the mask"
+    ):
         from_module(Added, parameters={}, mask=None, mask_required=True)

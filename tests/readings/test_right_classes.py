@@ -23,9 +23,13 @@ class Base(nn.Module):
         self.n_heads = n_heads
         self.q, self.k, self.v, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, added: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, added: Tensor | float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         layers = ((self.q, query), (self.k, key), (self.v, value))
-        q, k, v = (layer(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for layer, x in layers)
+        q, k, v = (
+            layer(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for layer, x in layers
+        )
         weights = self.weigh(q @ k.mT / q.shape[-1] ** 0.5 + added)
         output: Tensor = self.out((weights @ v).transpose(1, 2).flatten(2))
         return output, weights
@@ -43,7 +47,9 @@ class CausalFromTheEnd(Base):
     """Always causal, aligned bottom-right; a query without a key gets NaN."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        visible = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool).tril(key.shape[1] - query.shape[1])
+        visible = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool).tril(
+            key.shape[1] - query.shape[1]
+        )
         return self.attend(query, key, value, hidden(visible).to(query.dtype))
 
 
@@ -67,7 +73,9 @@ class CausalFlagFromTheEnd(Base):
 class LeastNumberOfFloat32(Base):
     """In float64 the fill becomes -infinity in the softmax, which is computed in float32."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         added = query.new_zeros(() if mask is None else mask.shape)
         added = added if mask is None else added.masked_fill(~mask, torch.finfo(query.dtype).min)
         return self.attend(query, key, value, added)[0]
@@ -79,7 +87,11 @@ class LeastNumberOfFloat32(Base):
 # The class, and its claims.
 CLASSES: dict[type[nn.Module], dict[str, Any]] = {
     CausalFromTheEnd: {"causal": "bottom_right", "always_causal": True, "empty_row": "nan"},
-    CausalFromTheEndWithZeros: {"causal": "bottom_right", "always_causal": True, "empty_row": "zeros"},
+    CausalFromTheEndWithZeros: {
+        "causal": "bottom_right",
+        "always_causal": True,
+        "empty_row": "zeros",
+    },
     CausalFlagFromTheEnd: {"causal": "bottom_right", "empty_row": "nan"},
     LeastNumberOfFloat32: {"empty_row": "uniform", "dtypes": {"float32", "bfloat16", "float16"}},
 }
@@ -93,17 +105,23 @@ def test_class_is_read_as_it_is_and_conforms(cls: type[nn.Module]) -> None:
     assert not [row for row in result.rows if "assumed" in row.evidence]
     assert {name: getattr(result.implementation.claims, name) for name in claims} == claims
     report = check(result.implementation, "quick", clauses=CLAUSES, dtypes=["float32"])
-    failed = {verdict.clause: verdict.message for verdict in report.verdicts if not verdict.conforms}
+    failed = {
+        verdict.clause: verdict.message for verdict in report.verdicts if not verdict.conforms
+    }
     assert not failed
 
 
 def test_no_keys_give_zeros_though_a_row_without_an_allowed_key_is_nan() -> None:
-    (verdict,) = check(CausalFlagFromTheEnd, "quick", clauses=["SHP-5"], dtypes=["float32"]).verdicts
+    (verdict,) = check(
+        CausalFlagFromTheEnd, "quick", clauses=["SHP-5"], dtypes=["float32"]
+    ).verdicts
     assert verdict.status == "pass", verdict.message
 
 
 class OfTorch(nn.MultiheadAttention):
-    """Without gradients, it takes a fast path, whose masks may have other shapes, and whose empty rows are NaN."""
+    """Without gradients, it takes a fast path, whose masks may have other shapes, and whose empty
+    rows are NaN.
+    """
 
     def __init__(self, embed_dim: int, num_heads: int) -> None:
         super().__init__(embed_dim, num_heads, batch_first=True)
@@ -122,7 +140,9 @@ def test_masks_are_those_that_calls_with_gradients_take() -> None:
 class FlagIsHint(Base):
     """Its causal flag says that the mask is causal, and does nothing."""
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
         if is_causal and attn_mask is None:
             raise RuntimeError("the flag needs a mask")
         return self.attend(x, x, x, 0.0 if attn_mask is None else hidden(attn_mask).to(x))[0]
@@ -132,15 +152,22 @@ def test_causal_flag_that_is_a_hint_is_not_claimed() -> None:
     result = infer(FlagIsHint)
     assert result.implementation.claims.causal is None
     causal = next(row.finding for row in result.rows if row.topic == "causal")
-    assert causal == "not judged: without a mask, is_causal=True raises RuntimeError: the flag needs a mask"
+    assert (
+        causal
+        == "not judged: without a mask, is_causal=True raises RuntimeError: the flag needs a mask"
+    )
 
 
 class Averages(Base):
     """Returns the weights of each head only where that is asked for."""
 
-    def forward(self, x: Tensor, need_weights: bool = True, average_attn_weights: bool = True) -> Any:
+    def forward(
+        self, x: Tensor, need_weights: bool = True, average_attn_weights: bool = True
+    ) -> Any:
         output, weights = self.attend(x, x, x)
-        return output, (weights.mean(1) if average_attn_weights else weights) if need_weights else None
+        return output, (
+            (weights.mean(1) if average_attn_weights else weights) if need_weights else None
+        )
 
 
 def test_weights_of_each_head_are_asked_for() -> None:
@@ -153,7 +180,11 @@ class OneMaskForEach(Base):
     """Its mask is that of its own keys, and another one is that of the memory's."""
 
     def forward(
-        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, context_mask: Tensor | None = None
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        mask: Tensor | None = None,
+        context_mask: Tensor | None = None,
     ) -> Tensor:
         keys, kept = (x, mask) if context is None else (context, context_mask)
         kept = x.new_ones(keys.shape[:2], dtype=torch.bool) if kept is None else kept
@@ -165,14 +196,18 @@ def test_mask_of_the_memory_alone_is_reported() -> None:
     result = infer(OneMaskForEach)
     mask = next(row.finding for row in result.rows if row.topic == "mask")
     assert mask == "context_mask: True = may attend, of shape 'b s'"
-    assert check(result.implementation, "quick", clauses=["MSK-2", "MSK-12"], dtypes=["float32"]).conforms
+    assert check(
+        result.implementation, "quick", clauses=["MSK-2", "MSK-12"], dtypes=["float32"]
+    ).conforms
 
 
 class CausalByDefault(Base):
     """Causal without a mask, which takes the place of that, as where `is_causal=mask is None`."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril() if mask is None else mask
+        visible = (
+            torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril() if mask is None else mask
+        )
         return self.attend(x, x, x, hidden(visible).to(x))[0]
 
 
@@ -197,7 +232,9 @@ def test_mask_may_take_the_place_of_the_causal_one() -> None:
 class OfOneLength(Base):
     """Cuts its mask to the queries alone, and returns the scores."""
 
-    def forward(self, x: Tensor, xa: Tensor | None = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, xa: Tensor | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         self.scores = x.new_zeros(())
         added = 0.0 if mask is None else mask[: x.shape[1], : x.shape[1]]
         keys = x if xa is None else xa
@@ -214,7 +251,9 @@ def test_masks_of_one_length_leave_self_attention_and_scores_are_not_weights() -
     assert is_tested(result)
     assert found["inputs"] == "one, as self-attention, of shape (b, l, d)"
     assert (
-        found["mask"] == "mask: added to the scores, of shape 'l s', where the lowest number of the dtype hides a key"
+        found["mask"]
+        == "mask: added to the scores, of shape 'l s', where the lowest number of the dtype hides"
+        " a key"
     )
     assert found["weights"] == "not returned per head, but the scores before the softmax"
 
@@ -273,14 +312,19 @@ class StackedByShape(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         heads = self.attn(x).unflatten(-1, (self.n_heads, 3, -1)).permute(3, 0, 2, 1, 4)
-        output: Tensor = self.proj(nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+        output: Tensor = self.proj(
+            nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        )
         return output
 
 
 def test_projections_may_be_known_by_their_shape_alone() -> None:
     result = infer(StackedByShape)
     assert is_tested(result)
-    assert result.implementation.parameters == {"w_qkv": ("attn", "(r h e) d -> (h r e) d"), "w_o": "proj"}
+    assert result.implementation.parameters == {
+        "w_qkv": ("attn", "(r h e) d -> (h r e) d"),
+        "w_o": "proj",
+    }
 
 
 class WithImportance(Base):
@@ -328,10 +372,19 @@ class WithWidth(Base):
 class OfTwoMasks(Base):
     """Requires two masks, which may be None."""
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor:
-        added: Tensor | float = 0.0 if attn_mask is None else torch.zeros(attn_mask.shape).masked_fill(attn_mask, -1e9)
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None
+    ) -> Tensor:
+        added: Tensor | float = (
+            0.0 if attn_mask is None else torch.zeros(attn_mask.shape).masked_fill(attn_mask, -1e9)
+        )
         if key_padding_mask is not None:
-            added = added + torch.zeros(key_padding_mask.shape).masked_fill(key_padding_mask, -1e9)[:, None, None]
+            added = (
+                added
+                + torch.zeros(key_padding_mask.shape).masked_fill(key_padding_mask, -1e9)[
+                    :, None, None
+                ]
+            )
         return self.attend(x, x, x, added)[0]
 
 
@@ -340,7 +393,9 @@ def is_tested(result: Inference) -> bool:
     return not any("assumed" in row.evidence for row in result.rows)
 
 
-@pytest.mark.parametrize("cls", [WithImportance, WithSlots, OfThree, WithWidth, OfTwoMasks], ids=lambda c: c.__name__)
+@pytest.mark.parametrize(
+    "cls", [WithImportance, WithSlots, OfThree, WithWidth, OfTwoMasks], ids=lambda c: c.__name__
+)
 def test_class_is_understood(cls: type[nn.Module]) -> None:
     assert is_tested(infer(cls))
 
@@ -375,21 +430,31 @@ class Sharp(Base):
         return (scores * self.temperature).softmax(-1)
 
 
-@pytest.mark.parametrize(("cls", "clause"), [(LeaksByPositions, "CAU-1"), (Sharp, "SMX-6")], ids=["leak", "sharp"])
+@pytest.mark.parametrize(
+    ("cls", "clause"), [(LeaksByPositions, "CAU-1"), (Sharp, "SMX-6")], ids=["leak", "sharp"]
+)
 def test_wrong_class_is_not_out_of_scope(cls: type[nn.Module], clause: str) -> None:
-    (verdict,) = check(infer(cls).implementation, "quick", clauses=[clause], dtypes=["float32"]).verdicts
+    (verdict,) = check(
+        infer(cls).implementation, "quick", clauses=[clause], dtypes=["float32"]
+    ).verdicts
     assert verdict.status == "fail"
 
 
 class LaterKeysAllowed(Base):
     """Its padding is right, and its mask is off by a row."""
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None
+    ) -> Tensor:
         added = x.new_zeros(len(x), 1, *2 * x.shape[1:2])
         if attn_mask is not None:
             assert attn_mask.shape == added.shape[2:]
             added = added + hidden(attn_mask.roll(1, 0)).to(x)
-        added = added if key_padding_mask is None else added + hidden(~key_padding_mask)[:, None, None].to(x)
+        added = (
+            added
+            if key_padding_mask is None
+            else added + hidden(~key_padding_mask)[:, None, None].to(x)
+        )
         return self.attend(x, x, x, added)[0]
 
 

@@ -1,4 +1,6 @@
-"""Classes of transformers that rotate queries and keys, and what their configs and signatures have in common."""
+"""Classes of transformers that rotate queries and keys, and what their configs and signatures have
+in common.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,15 @@ class Rotary(Heads):
         self.n_heads = config.num_attention_heads
 
     def forward(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None,
     ) -> Tensor:
-        q, k = (rotated(layer(hidden_states), position_embeddings, self.n_heads) for layer in (self.w_q, self.w_k))
+        q, k = (
+            rotated(layer(hidden_states), position_embeddings, self.n_heads)
+            for layer in (self.w_q, self.w_k)
+        )
         output: Tensor = self.w_o(self.attend(q, k, self.w_v(hidden_states), attention_mask))
         return output
 
@@ -58,7 +66,9 @@ class Rotary(Heads):
 class Interleaved(Heads):
     """As in Cohere: columns are rotated in pairs, so heads have an even width."""
 
-    def forward(self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Tensor | None = None
+    ) -> Tensor:
         cos, sin = position_embeddings
 
         def rotated(x: Tensor) -> Tensor:
@@ -153,7 +163,10 @@ class OptionalPositions(Heads):
     """As in DETR: what is added to queries and keys has the same name, but is one tensor."""
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, position_embeddings: Tensor | None = None
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: Tensor | None = None,
     ) -> Tensor:
         x = hidden_states if position_embeddings is None else hidden_states + position_embeddings
         return self.of(x, x, hidden_states, attention_mask)
@@ -165,12 +178,30 @@ class OptionalPositions(Heads):
     ("cls", "row"),
     [
         (Rotary, "given        position_embeddings=cosines of 1 and sines of 0  [by name]"),
-        (Rotary, "head_dim     a multiple of 2: with 5, ValueError: heads must have an even width  [tested]"),
-        (Interleaved, "head_dim     a multiple of 2: with 5, RuntimeError: stack expects each tensor to be equal size"),
-        (InFours, "head_dim     a multiple of 4: with 5, ValueError: there must be four parts  [tested]"),
+        (
+            Rotary,
+            (
+                "head_dim     a multiple of 2: with 5, ValueError: heads must have an even width "
+                " [tested]"
+            ),
+        ),
+        (
+            Interleaved,
+            (
+                "head_dim     a multiple of 2: with 5, RuntimeError: stack expects each tensor to"
+                " be equal size"
+            ),
+        ),
+        (
+            InFours,
+            "head_dim     a multiple of 4: with 5, ValueError: there must be four parts  [tested]",
+        ),
         (OptionalRotary, "given        position_embeddings=cosines of 1 and sines of 0  [by name]"),
         (CosinesAndSines, "given        cos=1, sin=0  [by name]"),
-        (CosinesAndCache, "given        cos_sin=cosines of 1 and sines of 0, kv_cache=None  [by name]"),
+        (
+            CosinesAndCache,
+            "given        cos_sin=cosines of 1 and sines of 0, kv_cache=None  [by name]",
+        ),
         (OptionalPair, "not judged   position_embeddings  [unless declared]"),
         (OptionalPositions, "not judged   position_embeddings  [unless declared]"),
     ],
@@ -202,7 +233,13 @@ class OfFourHeads(Rotary):
     ("cls", "refusal"),
     [
         (OfFourHeads, "there must be four heads"),
-        (InTwelves, "there must be twelve parts [(]test_rotary_classes.py, line .*; name a function that builds it"),
+        (
+            InTwelves,
+            (
+                "there must be twelve parts [(]test_rotary_classes.py, line .*; name a function"
+                " that builds it"
+            ),
+        ),
     ],
 )
 def test_class_that_takes_too_few_sizes_is_refused(cls: type[nn.Module], refusal: str) -> None:
@@ -212,17 +249,30 @@ def test_class_that_takes_too_few_sizes_is_refused(cls: type[nn.Module], refusal
 
 def test_class_that_restricts_d_model_is_judged_on_heads_that_give_it() -> None:
     result = infer(ModelInEights)
-    assert "a multiple of 8: with 5, ValueError: d_model is a multiple of 8  [tested]" in result.report(400)
-    verdicts = check(result.implementation, "quick", clauses=["SHP-1", "HED", "NUM-1"], dtypes="float32").verdicts
+    assert (
+        "a multiple of 8: with 5, ValueError: d_model is a multiple of 8  [tested]"
+        in result.report(400)
+    )
+    verdicts = check(
+        result.implementation, "quick", clauses=["SHP-1", "HED", "NUM-1"], dtypes="float32"
+    ).verdicts
     assert {verdict.status for verdict in verdicts} == {"pass"}, verdicts
 
 
 def test_inputs_are_not_listed_as_options() -> None:
-    assert "hidden_states" not in infer(OptionalRotary).report(400).partition("built as")[2].partition("same as")[0]
+    assert (
+        "hidden_states"
+        not in infer(OptionalRotary).report(400).partition("built as")[2].partition("same as")[0]
+    )
 
 
 def test_weights_are_read_from_values_of_claimed_widths() -> None:
-    report = check(infer(InFours).implementation, "quick", clauses=["SMX-1", "SMX-2", "MSK-2"], dtypes="float32")
+    report = check(
+        infer(InFours).implementation,
+        "quick",
+        clauses=["SMX-1", "SMX-2", "MSK-2"],
+        dtypes="float32",
+    )
     assert {verdict.status for verdict in report.verdicts} == {"pass"}
     assert min(verdict.examples for verdict in report.verdicts) >= 15
 
@@ -230,8 +280,14 @@ def test_weights_are_read_from_values_of_claimed_widths() -> None:
 def test_dropout_is_judged_in_as_many_cases_where_widths_are_claimed() -> None:
     claims = replace(complete.claims, sizes=Sizes(head_dim_multiple=4))
     (every,) = check(complete, "quick", clauses="DRP-2", dtypes="float32").verdicts
-    (verdict,) = check(implementation_of(Complete, claims), "quick", clauses="DRP-2", dtypes="float32").verdicts
-    assert (verdict.status, verdict.examples) == (every.status, every.examples) == ("pass", every.examples)
+    (verdict,) = check(
+        implementation_of(Complete, claims), "quick", clauses="DRP-2", dtypes="float32"
+    ).verdicts
+    assert (
+        (verdict.status, verdict.examples)
+        == (every.status, every.examples)
+        == ("pass", every.examples)
+    )
 
 
 @dataclass
@@ -245,7 +301,9 @@ class ConfigOfWidths:
     def __post_init__(self) -> None:
         if self.head_dim is None:
             if self.d_model % self.n_heads:
-                raise ValueError(f"d_model ({self.d_model}) is not divisible by n_heads ({self.n_heads})")
+                raise ValueError(
+                    f"d_model ({self.d_model}) is not divisible by n_heads ({self.n_heads})"
+                )
             self.head_dim = self.d_model // self.n_heads
 
 
@@ -255,11 +313,16 @@ class OfAConfigOfWidths(nn.Module):
     def __init__(self, config: ConfigOfWidths) -> None:
         super().__init__()
         self.n_heads, inner_width = config.n_heads, config.n_heads * (config.head_dim or 0)
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(config.d_model, inner_width) for _ in range(3))
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(config.d_model, inner_width) for _ in range(3)
+        )
         self.o_proj = nn.Linear(inner_width, config.d_model)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        heads = (layer(x).unflatten(-1, (self.n_heads, -1)) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        heads = (
+            layer(x).unflatten(-1, (self.n_heads, -1))
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
         q, k, v = (each.transpose(1, 2) for each in heads)
         context = nn.functional.scaled_dot_product_attention(q, k, v, mask)
         output: Tensor = self.o_proj(context.transpose(1, 2).flatten(2))

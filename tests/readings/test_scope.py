@@ -77,7 +77,9 @@ class FeedForward(Plain):
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__(d_model, n_heads)
-        self.ff = nn.Sequential(nn.Linear(d_model, 3 * d_model), nn.GELU(), nn.Linear(3 * d_model, d_model))
+        self.ff = nn.Sequential(
+            nn.Linear(d_model, 3 * d_model), nn.GELU(), nn.Linear(3 * d_model, d_model)
+        )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
         return self.ff(self.attend(x, mask))
@@ -143,7 +145,9 @@ class Biased(Plain):
 
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         slopes = 2.0 ** (-8 * torch.arange(1, self.n_heads + 1) / self.n_heads)
-        return super().weigh(scores - slopes.to(scores)[:, None, None] * distances(scores).abs(), mask)
+        return super().weigh(
+            scores - slopes.to(scores)[:, None, None] * distances(scores).abs(), mask
+        )
 
 
 class Windowed(Plain):
@@ -154,7 +158,9 @@ class Windowed(Plain):
         self.width = width
 
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
-        return super().weigh(scores.masked_fill(distances(scores).abs() > self.width, float("-inf")), mask)
+        return super().weigh(
+            scores.masked_fill(distances(scores).abs() > self.width, float("-inf")), mask
+        )
 
 
 class WidelyWindowed(Windowed):
@@ -191,10 +197,15 @@ OUT_OF_SCOPE: dict[type[nn.Module], str] = {
     Biased: "it adds a bias that grows with the distance of query and key (ALiBi)",
     Windowed: "it attends to at most 2 positions on a side",
     Sinking: "it adds scores without a key (`sinks`)",
-    Normalised: "Normalised is out of scope: it normalises its input (`norm`); to judge its attention, derive a class "
-    "whose constructor sets self.norm = torch.nn.Identity()",
-    Residual: "it adds its input to its output (a residual connection); to judge its attention, derive a class whose "
-    "forward returns super().forward(x, mask) - x; it normalises its input (`norm`)",
+    Normalised: (
+        "Normalised is out of scope: it normalises its input (`norm`); to judge its attention,"
+        " derive a class whose constructor sets self.norm = torch.nn.Identity()"
+    ),
+    Residual: (
+        "it adds its input to its output (a residual connection); to judge its attention, derive a"
+        " class whose forward returns super().forward(x, mask) - x; it normalises its input"
+        " (`norm`)"
+    ),
     Rotary: "it depends on positions (`inv_freq`)",
     AbsolutePositions: "it depends on positions (`position.weight`)",
     FeedForward: "it computes with more than four projections (`ff.0`, `ff.2`)",
@@ -215,4 +226,8 @@ class WithoutNorm(Normalised):
 
 
 def test_advice_about_a_norm_can_be_followed() -> None:
-    assert set(evidence(infer(WithoutNorm)).values()) == {"by name", "tested", "tested without a mask"}
+    assert set(evidence(infer(WithoutNorm)).values()) == {
+        "by name",
+        "tested",
+        "tested without a mask",
+    }

@@ -44,9 +44,12 @@ def required(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "scale"), [(right, "any"), (zero_is_none, "positive"), (ignores, None), (required, "any")]
+    ("kernel", "scale"),
+    [(right, "any"), (zero_is_none, "positive"), (ignores, None), (required, "any")],
 )
-def test_scale_is_claimed_as_trial_runs_show(kernel: Callable[..., Tensor], scale: str | None) -> None:
+def test_scale_is_claimed_as_trial_runs_show(
+    kernel: Callable[..., Tensor], scale: str | None
+) -> None:
     inference = infer_kernel(kernel)
     assert inference.implementation.claims.scores.scale == scale
     assert (f'Scores(scale="{scale}")' in inference.declaration) == (scale is not None)
@@ -62,7 +65,9 @@ def test_scale_that_is_claimed_and_not_followed_fails(kernel: Callable[..., Tens
     (verdict,) = check(implementation, "quick", clauses=["SCL-1"], dtypes="float32").verdicts
     assert verdict.status == "fail"
     if kernel is ignores:
-        assert verdict.diagnosis.startswith("the scores are scaled as usual, so the scale of the call has no effect")
+        assert verdict.diagnosis.startswith(
+            "the scores are scaled as usual, so the scale of the call has no effect"
+        )
         assert "`if scale is None`" in verdict.fix
 
 
@@ -77,5 +82,7 @@ def test_script_gives_the_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_unknown_words_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"Scores.scale must be one of 'positive', 'any' or None, but is 'all'"):
+    with pytest.raises(
+        ValueError, match=r"Scores.scale must be one of 'positive', 'any' or None, but is 'all'"
+    ):
         Scores(scale="all")  # type: ignore[arg-type]  # it must be refused

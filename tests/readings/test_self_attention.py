@@ -1,4 +1,6 @@
-"""A memory that is left out in self-attention: both kinds of call are judged, where both are attention."""
+"""A memory that is left out in self-attention: both kinds of call are judged, where both are
+attention.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class OneMask(Heads):
     def alone(self, x: Tensor, mask: Tensor | None) -> Tensor:
         return self.of(x, x, x, mask)
 
-    def forward(self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
         return self.alone(x, mask) if context is None else self.of(x, context, context, mask)
 
 
@@ -28,9 +32,17 @@ class TwoMasks(Heads):
     """One for each kind of call."""
 
     def forward(
-        self, x: Tensor, memory: Tensor | None = None, self_mask: Tensor | None = None, cross_mask: Tensor | None = None
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        self_mask: Tensor | None = None,
+        cross_mask: Tensor | None = None,
     ) -> Tensor:
-        return self.of(x, x, x, self_mask) if memory is None else self.of(x, memory, memory, cross_mask)
+        return (
+            self.of(x, x, x, self_mask)
+            if memory is None
+            else self.of(x, memory, memory, cross_mask)
+        )
 
 
 class CausalAlone(OneMask):
@@ -60,7 +72,11 @@ class OtherMaskAlone(TwoMasks):
     """The two masks differ in what True means, which cannot be judged as one."""
 
     def forward(
-        self, x: Tensor, memory: Tensor | None = None, self_mask: Tensor | None = None, cross_mask: Tensor | None = None
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        self_mask: Tensor | None = None,
+        cross_mask: Tensor | None = None,
     ) -> Tensor:
         return super().forward(x, memory, None if self_mask is None else ~self_mask, cross_mask)
 
@@ -93,7 +109,9 @@ class ReturnsInputAlone(OneMask):
 class MaskOfContextAlone(Heads):
     """The mask is of the context, and self-attention has none."""
 
-    def forward(self, x: Tensor, context: Tensor | None = None, context_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, context: Tensor | None = None, context_mask: Tensor | None = None
+    ) -> Tensor:
         return self.of(x, x, x) if context is None else self.of(x, context, context, context_mask)
 
 
@@ -101,7 +119,9 @@ class OtherEmptyRowsAlone(OneMask):
     """Rows without a key get the mean of all values, and NaN beside a context."""
 
     def alone(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        lowest = None if mask is None else torch.zeros_like(mask, dtype=x.dtype).masked_fill(mask, -1e30)
+        lowest = (
+            None if mask is None else torch.zeros_like(mask, dtype=x.dtype).masked_fill(mask, -1e30)
+        )
         return self.of(x, x, x, lowest)
 
 
@@ -110,7 +130,9 @@ class WeightsOfContextAlone(OneMask):
 
     def forward(self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None) -> Any:
         q, k = self.split(self.w_q(x)), self.split(self.w_k(x if context is None else context))
-        weights = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(torch.zeros(()).bool() if mask is None else mask, -1e9)
+        weights = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(
+            torch.zeros(()).bool() if mask is None else mask, -1e9
+        )
         return super().forward(x, context, mask), None if context is None else weights.softmax(-1)
 
 
@@ -129,7 +151,11 @@ class LeaksAlone(TwoMasks):
     """Long rows read the first key even if it is masked."""
 
     def forward(
-        self, x: Tensor, memory: Tensor | None = None, self_mask: Tensor | None = None, cross_mask: Tensor | None = None
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        self_mask: Tensor | None = None,
+        cross_mask: Tensor | None = None,
     ) -> Tensor:
         if self_mask is not None and x.shape[1] > 8:
             self_mask = self_mask & (torch.arange(x.shape[1]) > 0)
@@ -144,7 +170,9 @@ class LongRowsUnscaledAlone(OneMask):
 
 
 @pytest.mark.parametrize(
-    ("cls", "clause"), [(LongRowsUnscaledAlone, "HED-1"), (LeaksAlone, "MSK-1")], ids=lambda value: str(value)
+    ("cls", "clause"),
+    [(LongRowsUnscaledAlone, "HED-1"), (LeaksAlone, "MSK-1")],
+    ids=lambda value: str(value),
 )
 def test_what_is_wrong_without_a_memory_alone_fails(cls: type[nn.Module], clause: str) -> None:
     assert clause in check(cls, "quick", clauses=clause, dtypes="float32").failing
@@ -156,5 +184,7 @@ def test_declaration_says_that_a_memory_is_left_out() -> None:
 
 
 def test_memory_that_is_not_there_cannot_be_optional() -> None:
-    with pytest.raises(ImplementationError, match="memory_optional=True, but its calls have no memory"):
+    with pytest.raises(
+        ImplementationError, match="memory_optional=True, but its calls have no memory"
+    ):
         from_module(nn.MultiheadAttention, parameters={}, memory_optional=True)

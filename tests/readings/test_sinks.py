@@ -1,4 +1,6 @@
-"""Sinks: that inference finds them and their dtype, that what is right conforms, and that each has its own head."""
+"""Sinks: that inference finds them and their dtype, that what is right conforms, and that each has
+its own head.
+"""
 
 from __future__ import annotations
 
@@ -47,21 +49,27 @@ def of_the_first_head(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = No
 def test_sinks_are_found_and_conform(kernel: Callable[..., Tensor], dtype: Any) -> None:
     inference = infer_kernel(kernel)
     assert inference.implementation.claims.scores == Scores(sinks=dtype)
-    report = check(inference.implementation, "quick", clauses=CLAUSES, dtypes=["float32", "bfloat16"])
+    report = check(
+        inference.implementation, "quick", clauses=CLAUSES, dtypes=["float32", "bfloat16"]
+    )
     assert report.conforms, report
 
 
 def test_sinks_without_an_effect_are_said() -> None:
     inference = infer_kernel(ignored)
     assert "sinks has no effect" in inference.report()
-    (verdict,) = check(inference.implementation, "quick", clauses=["EFF-1"], dtypes="float32").verdicts
+    (verdict,) = check(
+        inference.implementation, "quick", clauses=["EFF-1"], dtypes="float32"
+    ).verdicts
     assert verdict.status == "fail"
 
 
 def test_sink_of_another_head_is_named() -> None:
     inference = infer_kernel(of_the_first_head)
     assert "assumed by its name" in " ".join(inference.report().split())
-    (verdict,) = check(inference.implementation, "quick", clauses=["SNK-1"], dtypes="float32").verdicts
+    (verdict,) = check(
+        inference.implementation, "quick", clauses=["SNK-1"], dtypes="float32"
+    ).verdicts
     assert verdict.status == "fail"
     assert "the sink of the first head is that of every head" in verdict.diagnosis
 
@@ -76,7 +84,9 @@ def with_the_sink(
     return sunk(q, k, v, sinks), lse.to(torch.promote_types(q.dtype, torch.float32))
 
 
-def without_the_sink(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def without_the_sink(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     return with_the_sink(q, k, v, sinks, has_sink=False)
 
 
@@ -95,7 +105,10 @@ def test_log_sum_exp_has_the_sink_or_not(kernel: Callable[..., Any], has_sink: b
 def test_oracle_is_what_autograd_gives(masked: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     config = Config(d_model=6, n_heads=2).of_heads()
-    q, k, v = (torch.randn(2, 5, 6, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    q, k, v = (
+        torch.randn(2, 5, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+        for _ in range(3)
+    )
     sinks = torch.tensor([0.75, -1.5], dtype=torch.float64, requires_grad=True)
     mask = (torch.rand(1, 1, 5, 5, generator=generator) < 0.6) if masked else None
     if mask is not None:

@@ -1,4 +1,6 @@
-"""Caps of the scores: that inference reads where they act, that what is right conforms, and what overflows fails."""
+"""Caps of the scores: that inference reads where they act, that what is right conforms, and what
+overflows fails.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ CLAUSES = ["CAP-1", "CAP-2", "CAP-3", "EFF-1"]
 
 def weighed(scores: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     if is_causal:
-        scores = scores.masked_fill(~causal_mask(scores.shape[2], scores.shape[3], "top_left"), -torch.inf)
+        scores = scores.masked_fill(
+            ~causal_mask(scores.shape[2], scores.shape[3], "top_left"), -torch.inf
+        )
     return scores.softmax(-1) @ v
 
 
@@ -28,26 +32,46 @@ def tanh_of(scores: Tensor, cap: float | None) -> Tensor:
 
 
 def before_mask(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False, softcap: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    softcap: float = 0.0,
 ) -> Tensor:
     scores = tanh_of(q @ k.mT * q.shape[-1] ** -0.5, softcap)
     return weighed(scores if mask is None else scores + mask, v, is_causal)
 
 
 def after_mask(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, is_causal: bool = False, logit_cap: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    logit_cap: float | None = None,
 ) -> Tensor:
     scores = q @ k.mT * q.shape[-1] ** -0.5
-    masked = torch.zeros_like(scores, dtype=torch.bool) if bias is None else (bias == -torch.inf).expand_as(scores)
+    masked = (
+        torch.zeros_like(scores, dtype=torch.bool)
+        if bias is None
+        else (bias == -torch.inf).expand_as(scores)
+    )
     finite = torch.zeros_like(scores) if bias is None else bias.masked_fill(bias == -torch.inf, 0.0)
-    return weighed(tanh_of(scores + finite, logit_cap).masked_fill(masked, -torch.inf), v, is_causal)
+    return weighed(
+        tanh_of(scores + finite, logit_cap).masked_fill(masked, -torch.inf), v, is_causal
+    )
 
 
-def ignored(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, logits_soft_cap: float = 0.0) -> Tensor:
+def ignored(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, logits_soft_cap: float = 0.0
+) -> Tensor:
     return weighed(q @ k.mT * q.shape[-1] ** -0.5, v, is_causal)
 
 
-def none_for_no_cap(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, softcap: float | None = None) -> Tensor:
+def none_for_no_cap(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, softcap: float | None = None
+) -> Tensor:
     """As in transformers: a cap of 0 would be one."""
     scores = q @ k.mT * q.shape[-1] ** -0.5
     if softcap is not None:
@@ -56,12 +80,19 @@ def none_for_no_cap(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, so
 
 
 def switched(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, sink: bool = False, sliding_window: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = False,
+    sink: bool = False,
+    sliding_window: bool = False,
 ) -> Tensor:
     return weighed(q @ k.mT * q.shape[-1] ** -0.5, v, is_causal)
 
 
-def overflowing(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, softcap: float = 0.0) -> Tensor:
+def overflowing(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, softcap: float = 0.0
+) -> Tensor:
     """The tangent of vLLM's kernels."""
     scores = q @ k.mT * q.shape[-1] ** -0.5
     if softcap:
@@ -71,11 +102,15 @@ def overflowing(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, softca
 
 
 @pytest.mark.usefixtures("fewer_cases")
-@pytest.mark.parametrize(("kernel", "place"), [(before_mask, "before_bias"), (after_mask, "after_bias")])
+@pytest.mark.parametrize(
+    ("kernel", "place"), [(before_mask, "before_bias"), (after_mask, "after_bias")]
+)
 def test_place_of_a_cap_is_found_and_conforms(kernel: Callable[..., Tensor], place: Any) -> None:
     inference = infer_kernel(kernel)
     assert inference.implementation.claims.scores == Scores(softcap=place)
-    report = check(inference.implementation, "quick", clauses=CLAUSES, dtypes=["float32", "bfloat16"])
+    report = check(
+        inference.implementation, "quick", clauses=CLAUSES, dtypes=["float32", "bfloat16"]
+    )
     assert report.conforms, report
     declared: dict[str, Any] = {}
     exec(inference.declaration, {kernel.__name__: kernel}, declared)
@@ -97,7 +132,9 @@ def test_flags_are_no_sinks_and_no_windows() -> None:
 def test_cap_without_an_effect_is_said() -> None:
     inference = infer_kernel(ignored)
     assert "logits_soft_cap has no effect" in inference.report()
-    (verdict,) = check(inference.implementation, "quick", clauses=["EFF-1"], dtypes="float32").verdicts
+    (verdict,) = check(
+        inference.implementation, "quick", clauses=["EFF-1"], dtypes="float32"
+    ).verdicts
     assert verdict.status == "fail"
     assert "softcap=" in verdict.message
 
@@ -116,10 +153,17 @@ def test_tangent_that_overflows_fails() -> None:
 def test_oracle_is_what_autograd_gives(place: Any, cap: float) -> None:
     generator = torch.Generator().manual_seed(0)
     config = Config(d_model=6, n_heads=2, d_head=None).of_heads()
-    q, k, v = (torch.randn(2, 5, 6, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    q, k, v = (
+        torch.randn(2, 5, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+        for _ in range(3)
+    )
     bias = torch.randn(1, 1, 5, 5, generator=generator, dtype=torch.float64, requires_grad=True)
-    problem = Problem(config, Weights.identity(config, q.dtype, q.device), q, k, v, Options(bias, softcap=cap))
-    claims = Claims(masks={"float"}, projections=False, scores=Scores(softcap=place), returns_weights=False)
+    problem = Problem(
+        config, Weights.identity(config, q.dtype, q.device), q, k, v, Options(bias, softcap=cap)
+    )
+    claims = Claims(
+        masks={"float"}, projections=False, scores=Scores(softcap=place), returns_weights=False
+    )
     heads = [x.unflatten(-1, (2, 3)).transpose(1, 2) for x in (q, k, v)]
     scores = heads[0] @ heads[1].mT * 3**-0.5
     scores = tanh_of(scores + bias, cap) if place == "after_bias" else tanh_of(scores, cap) + bias

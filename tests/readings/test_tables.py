@@ -36,8 +36,12 @@ class OfATableOf2048(OfATable):
         super().__init__(d_model, n_heads, 2048)
 
 
-@pytest.mark.parametrize(("cls", "longest"), [(OfATable, None), (OfATableOf2048, 2048)], ids=["given", "of 2048"])
-def test_no_call_is_longer_than_the_table_of_a_class(cls: type[nn.Module], longest: int | None) -> None:
+@pytest.mark.parametrize(
+    ("cls", "longest"), [(OfATable, None), (OfATableOf2048, 2048)], ids=["given", "of 2048"]
+)
+def test_no_call_is_longer_than_the_table_of_a_class(
+    cls: type[nn.Module], longest: int | None
+) -> None:
     result = infer(cls)
     assert result.implementation.claims.sizes.max_length == longest
     assert verdict(result, "NUM-5") == ("pass", True)
@@ -58,11 +62,14 @@ def test_no_call_is_longer_than_the_table_of_a_class(cls: type[nn.Module], longe
         ("EQV-7", {"profile": "default"}, 3 * 2 * 260),
     ],
 )
-def test_a_table_is_as_long_as_the_cases_need(clause: str, options: dict[str, Any], longest: int) -> None:
+def test_a_table_is_as_long_as_the_cases_need(
+    clause: str, options: dict[str, Any], longest: int
+) -> None:
     implementation = infer(OfATable).implementation
     OfATable.lengths.clear()
     (found,) = check(
-        implementation, **{"profile": "quick", "clauses": [clause], "dtypes": ["float32"], **options}
+        implementation,
+        **{"profile": "quick", "clauses": [clause], "dtypes": ["float32"], **options},
     ).verdicts
     assert found.status == "pass", found.message
     assert max(OfATable.lengths[2:]) == longest  # the first are of no case
@@ -85,7 +92,9 @@ def test_explaining_a_failure_needs_no_longer_table() -> None:
 class WindowWithinTable(OfATable):
     """Its window is no wider than its table."""
 
-    def __init__(self, d_model: int, n_heads: int, block_size: int, sliding_window: int = 64) -> None:
+    def __init__(
+        self, d_model: int, n_heads: int, block_size: int, sliding_window: int = 64
+    ) -> None:
         super().__init__(d_model, n_heads, block_size)
         assert sliding_window <= block_size
         self.visible = self.visible.triu(1 - sliding_window)

@@ -58,5 +58,7 @@ def test_inputs_are_not_swapped_against_their_names() -> None:
 
 
 def test_order_of_what_does_not_take_two_inputs_is_refused() -> None:
-    with pytest.raises(ImplementationError, match="query_last=True, but it does not take two inputs"):
+    with pytest.raises(
+        ImplementationError, match="query_last=True, but it does not take two inputs"
+    ):
         from_module(nn.MultiheadAttention, parameters={}, query_last=True)

@@ -1,4 +1,6 @@
-"""Kernels and classes that take few sizes: whole tiles, as many keys as queries, common widths of heads."""
+"""Kernels and classes that take few sizes: whole tiles, as many keys as queries, common widths of
+heads.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def in_tiles(q: Tensor, k: Tensor, v: Tensor, block_size: int = 32) -> Tensor:
         scores = q @ keys.mT / math.sqrt(q.shape[-1])
         higher = torch.maximum(highest, scores.amax(-1, keepdim=True))
         kept, weights = (highest - higher).exp(), (scores - higher).exp()
-        total, context = total * kept + weights.sum(-1, keepdim=True), context * kept + weights @ values
+        total, context = (
+            total * kept + weights.sum(-1, keepdim=True),
+            context * kept + weights @ values,
+        )
         highest = higher
     return context / total
 
@@ -54,7 +59,12 @@ def of_merged_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     batch, length, width = q.shape
     if length % 64:
         raise ValueError("whole tiles")
-    return torch.baddbmm(q.new_zeros(batch, length, k.shape[1]), q, k.mT, alpha=width**-0.5).softmax(-1) @ v
+    return (
+        torch.baddbmm(q.new_zeros(batch, length, k.shape[1]), q, k.mT, alpha=width**-0.5).softmax(
+            -1
+        )
+        @ v
+    )
 
 
 def of_narrow_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -103,14 +113,20 @@ def test_kernel_is_judged_in_the_sizes_for_which_it_does_not_raise(kernel: Any) 
     clauses = ["SHP-1", "HED", "EQV-3", "CAU-1", "GRD-1", "NUM-1"]
     verdicts = check(result.implementation, "quick", clauses=clauses, dtypes="float32").verdicts
     assert {verdict.status for verdict in verdicts} <= {"pass", "not_claimed"}, verdicts
-    assert all(verdict.status == "pass" for verdict in verdicts if verdict.clause in ("SHP-1", "HED-1", "GRD-1"))
+    assert all(
+        verdict.status == "pass"
+        for verdict in verdicts
+        if verdict.clause in ("SHP-1", "HED-1", "GRD-1")
+    )
 
 
 def of_whole_tiles_of_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Leaves out the queries after the last whole tile."""
     context = torch.zeros_like(q)
     for start in range(0, q.shape[2] // 32 * 32, 32):
-        context[:, :, start : start + 32] = F.scaled_dot_product_attention(q[:, :, start : start + 32], k, v)
+        context[:, :, start : start + 32] = F.scaled_dot_product_attention(
+            q[:, :, start : start + 32], k, v
+        )
     return context
 
 
@@ -125,7 +141,10 @@ def test_kernel_that_is_wrong_for_other_sizes_is_judged_in_them(kernel: Any) -> 
     result = infer_kernel(kernel)
     assert result.implementation.claims.sizes == Sizes()
     assert result.implementation.claims.cross_attention is True
-    assert "assumed: it explains the output only for some of the sizes that it takes" in result.report(width=200)
+    assert (
+        "assumed: it explains the output only for some of the sizes that it takes"
+        in result.report(width=200)
+    )
     (verdict,) = check(result.implementation, "quick", clauses=["HED-1"], dtypes="float32").verdicts
     assert verdict.status == "fail"
 
@@ -147,7 +166,10 @@ def of_more_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
-        (of_long_rows, "with some lengths it raises ValueError: at least one tile, but not with 50"),
+        (
+            of_long_rows,
+            "with some lengths it raises ValueError: at least one tile, but not with 50",
+        ),
         (of_more_keys, "with unequal lengths it raises ValueError: fewer keys, but not with all"),
     ],
 )
@@ -179,7 +201,8 @@ def test_kernel_that_is_wrong_and_raises_is_refused() -> None:
         return (q @ k.mT / 3).softmax(-1) @ v
 
     with pytest.raises(
-        ImplementationError, match=r"of shape \(b, h, l, d\), each call raises ValueError: one shape \(test_w"
+        ImplementationError,
+        match=r"of shape \(b, h, l, d\), each call raises ValueError: one shape \(test_w",
     ):
         infer_kernel(of_another_scale)
 
@@ -195,7 +218,10 @@ class OfTiles(nn.Module):
     def forward(self, x: Tensor, causal: bool = False) -> Tensor:
         if x.shape[1] % self.block_size:
             raise ValueError(f"the length must be a multiple of {self.block_size}")
-        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        q, k, v = (
+            part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, -1)
+        )
         context: Tensor = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
         return self.out(context.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # of nn.Module
 
@@ -233,7 +259,9 @@ class OfOneShape(nn.Module):
         if not query.shape == key.shape == value.shape:
             raise ValueError("one shape")
         inputs = ((self.q, query), (self.k, key), (self.v, value))
-        q, k, v = (layer(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for layer, x in inputs)
+        q, k, v = (
+            layer(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for layer, x in inputs
+        )
         context: Tensor = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return self.o(context)  # type: ignore[no-any-return]  # of nn.Module
 
@@ -243,19 +271,29 @@ def test_class_of_one_shape_and_common_widths_is_judged_on_them() -> None:
     result = infer(OfOneShape)
     claims = result.implementation.claims
     assert (claims.cross_attention, claims.sizes) == (False, Sizes(head_dims={16, 32, 64, 128}))
-    assert "lengths      as many keys as queries: others raise ValueError: one shape  [tested]" in result.report()
-    verdicts = check(result.implementation, "quick", clauses=["SHP-1", "HED", "GRD-1", "NUM-1"], dtypes="float32")
+    assert (
+        "lengths      as many keys as queries: others raise ValueError: one shape  [tested]"
+        in result.report()
+    )
+    verdicts = check(
+        result.implementation, "quick", clauses=["SHP-1", "HED", "GRD-1", "NUM-1"], dtypes="float32"
+    )
     assert {verdict.status for verdict in verdicts.verdicts} == {"pass"}
 
 
 @pytest.mark.mostly_slow(1)
 @pytest.mark.usefixtures("fewest_cases")
-@pytest.mark.parametrize(("constructor", "tile"), [(OfTiles, 64), (partial(OfTiles, block_size=16), 16)])
+@pytest.mark.parametrize(
+    ("constructor", "tile"), [(OfTiles, 64), (partial(OfTiles, block_size=16), 16)]
+)
 def test_class_of_whole_tiles_is_judged_on_them(constructor: Any, tile: int) -> None:
     result = infer(constructor)
     assert result.implementation.claims.sizes == Sizes(length_multiple=tile)
     report = result.report(200)
-    assert f"multiples of {tile}: others raise ValueError: the length must be a multiple of {tile}  [tested]" in report
+    assert (
+        f"multiples of {tile}: others raise ValueError: the length must be a multiple of {tile} "
+        " [tested]" in report
+    )
     assert f"block_size={tile}" in report
     clauses = ["SHP-1", "HED-1", "CAU-1", "GRD-1"]
     verdicts = check(result.implementation, "quick", clauses=clauses, dtypes="float32").verdicts

@@ -1,4 +1,6 @@
-"""Windows: how an argument counts, that inference reads it, and that one that is read otherwise fails."""
+"""Windows: how an argument counts, that inference reads it, and that one that is read otherwise
+fails.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,24 @@ def attend(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
 def causal_part(q: Tensor, k: Tensor, is_causal: bool) -> Tensor:
     """Return the causal mask from the end, or what allows all."""
     lengths = q.shape[2], k.shape[2]
-    return causal_mask(*lengths, "bottom_right") if is_causal else torch.ones(lengths, dtype=torch.bool)
+    return (
+        causal_mask(*lengths, "bottom_right")
+        if is_causal
+        else torch.ones(lengths, dtype=torch.bool)
+    )
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, window_size: tuple[int, int] = (-1, -1)) -> Tensor:
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, window_size: tuple[int, int] = (-1, -1)
+) -> Tensor:
     left, right = (None if bound < 0 else bound for bound in window_size)
     seen = window_mask(q.shape[2], k.shape[2], (left, right), "bottom_right")
     return attend(q, k, v, seen & causal_part(q, k, causal))
 
 
-def of_flashinfer(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, window_left: int = -1) -> Tensor:
+def of_flashinfer(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, window_left: int = -1
+) -> Tensor:
     left = None if window_left < 0 else window_left
     seen = window_mask(q.shape[2], k.shape[2], (left, None), "bottom_right")
     return attend(q, k, v, seen & causal_part(q, k, causal))
@@ -51,13 +61,17 @@ def of_transformers(
     return attend(q, k, v, seen & causal_part(q, k, is_causal))
 
 
-def of_sglang(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, sliding_window_size: int = -1) -> Tensor:
+def of_sglang(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, sliding_window_size: int = -1
+) -> Tensor:
     left = None if sliding_window_size < 0 else sliding_window_size
     seen = window_mask(q.shape[2], k.shape[2], (left, None), "bottom_right")
     return attend(q, k, v, seen & causal_part(q, k, is_causal))
 
 
-def of_onnx(q: Tensor, k: Tensor, v: Tensor, left_window_size: int = -1, right_window_size: int = -1) -> Tensor:
+def of_onnx(
+    q: Tensor, k: Tensor, v: Tensor, left_window_size: int = -1, right_window_size: int = -1
+) -> Tensor:
     left, right = (None if bound < 0 else bound for bound in (left_window_size, right_window_size))
     return attend(q, k, v, window_mask(q.shape[2], k.shape[2], (left, right), "top_left"))
 
@@ -67,30 +81,48 @@ def of_jax(q: Tensor, k: Tensor, v: Tensor, local_window_size: int | None = None
     return attend(q, k, v, seen)
 
 
-def of_cudnn(q: Tensor, k: Tensor, v: Tensor, left_bound: int | None = None, right_bound: int | None = None) -> Tensor:
+def of_cudnn(
+    q: Tensor, k: Tensor, v: Tensor, left_bound: int | None = None, right_bound: int | None = None
+) -> Tensor:
     left = None if left_bound is None else left_bound - 1
     return attend(q, k, v, window_mask(q.shape[2], k.shape[2], (left, right_bound), "top_left"))
 
 
-def exclusive(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, window_size: tuple[int, int] = (-1, -1)) -> Tensor:
+def exclusive(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, window_size: tuple[int, int] = (-1, -1)
+) -> Tensor:
     """The last key of each side is left out, so that no window has only its own key."""
     left, right = (None if bound < 0 else max(bound - 1, 0) for bound in window_size)
     seen = window_mask(q.shape[2], k.shape[2], (left, right), "bottom_right")
     return attend(q, k, v, seen & causal_part(q, k, causal))
 
 
-def ignoring(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, window_size: tuple[int, int] = (-1, -1)) -> Tensor:
+def ignoring(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, window_size: tuple[int, int] = (-1, -1)
+) -> Tensor:
     return attend(q, k, v, causal_part(q, k, causal))
 
 
 READINGS: dict[Callable[..., Tensor], tuple[Scores, str]] = {
     flash: (Scores(window=Window("left_right")), "both inclusive; -1 for no bound"),
     of_flashinfer: (Scores(window=Window("left")), "keys before its own; -1 for no bound"),
-    of_transformers: (Scores(window=Window("count", unbounded=None)), "its own among them; None for no bound"),
+    of_transformers: (
+        Scores(window=Window("count", unbounded=None)),
+        "its own among them; None for no bound",
+    ),
     of_sglang: (Scores(window=Window("left")), "keys before its own; -1 for no bound"),
-    of_onnx: (Scores(window=Window("left_right"), alignment="top_left"), "-1 for no bound, aligned top-left"),
-    of_jax: (Scores(window=Window("symmetric", unbounded=None), alignment="top_left"), "on either side of its own"),
-    of_cudnn: (Scores(window=Window("count_right", unbounded=None), alignment="top_left"), "its own among them"),
+    of_onnx: (
+        Scores(window=Window("left_right"), alignment="top_left"),
+        "-1 for no bound, aligned top-left",
+    ),
+    of_jax: (
+        Scores(window=Window("symmetric", unbounded=None), alignment="top_left"),
+        "on either side of its own",
+    ),
+    of_cudnn: (
+        Scores(window=Window("count_right", unbounded=None), alignment="top_left"),
+        "its own among them",
+    ),
 }
 
 
@@ -127,7 +159,10 @@ def test_unknown_windows_are_refused(fields: dict[str, Any]) -> None:
 def test_a_window_needs_an_alignment() -> None:
     with pytest.raises(ValueError, match="need an alignment"):
         Claims(causal=None, scores=Scores(window=Window("left")))
-    assert Claims(causal=None, scores=Scores(window=Window("left"), alignment="top_left")).alignment == "top_left"
+    assert (
+        Claims(causal=None, scores=Scores(window=Window("left"), alignment="top_left")).alignment
+        == "top_left"
+    )
 
 
 @pytest.mark.usefixtures("fewer_cases")
@@ -137,7 +172,9 @@ def test_window_is_found_and_conforms(kernel: Callable[..., Tensor]) -> None:
     inference = infer_kernel(kernel)
     assert inference.implementation.claims.scores == scores
     assert text in " ".join(inference.report().split())
-    report = check(inference.implementation, "quick", clauses=["WIN-1", "WIN-2", "EFF-1"], dtypes="float32")
+    report = check(
+        inference.implementation, "quick", clauses=["WIN-1", "WIN-2", "EFF-1"], dtypes="float32"
+    )
     assert report.conforms, report
     declared: dict[str, Any] = {}
     exec(inference.declaration, {kernel.__name__: kernel}, declared)
@@ -156,7 +193,9 @@ def with_causal_alone(
 def test_window_may_be_refused_without_the_causal_flag() -> None:
     inference = infer_kernel(with_causal_alone)
     assert inference.implementation.claims.scores == Scores(window=Window("left_right"))
-    report = check(inference.implementation, "quick", clauses=["WIN-1", "WIN-2", "EFF-1"], dtypes="float32")
+    report = check(
+        inference.implementation, "quick", clauses=["WIN-1", "WIN-2", "EFF-1"], dtypes="float32"
+    )
     assert report.conforms, report
 
 

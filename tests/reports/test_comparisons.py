@@ -32,30 +32,51 @@ def test_comparison_lists_new_failures_and_what_was_fixed() -> None:
         ("correct", "MSK-8"): verdict("correct", "MSK-8", seconds=60.0),
     }
     before = replace(before, verdicts=tuple(replace(v, seconds=1.0) for v in before.verdicts))
-    after = replace(before, verdicts=tuple(changed.get((v.implementation, v.clause), v) for v in before.verdicts[1:]))
+    after = replace(
+        before,
+        verdicts=tuple(changed.get((v.implementation, v.clause), v) for v in before.verdicts[1:]),
+    )
     lines, status = changes(before, after)
     assert status == 1
     text = "\n".join(lines)
     for block in (
         "new failures: 1\n    SHP-1   correct, float32 on cpu (fail): output[0, 0, 0] is nan",
         "fixed: 1\n    MSK-8   faulty, float32 on cpu (pass)",
-        "less accurate: 1\n    CAU-1   correct, float32 on cpu (pass): error/bound 0.4 before, 0.9 now",
-        "counts: 2\n    faulty: answers 1 of 3 before, 1 of 2 now\n    correct: answers 4 of 4 before, 3 of 4 now",
+        (
+            "less accurate: 1\n    CAU-1   correct, float32 on cpu (pass): error/bound 0.4 before,"
+            " 0.9 now"
+        ),
+        (
+            "counts: 2\n    faulty: answers 1 of 3 before, 1 of 2 now\n    correct: answers 4 of 4"
+            " before, 3 of 4 now"
+        ),
         "slower: 1\n    correct: 5 s before, 62 s now",
         "no longer judged: 1\n    SHP-1   faulty, float32 on cpu (pass)",
         "unchanged: 7 of 9 verdicts",
     ):
         assert block in text
-    same = ["", "still failing: 1", "    MSK-8   faulty, float32 on cpu (fail)", "", "unchanged: 10 of 10 verdicts"]
+    same = [
+        "",
+        "still failing: 1",
+        "    MSK-8   faulty, float32 on cpu (fail)",
+        "",
+        "unchanged: 10 of 10 verdicts",
+    ]
     assert changes(before, before) == (same, 0)
 
 
 def causes() -> Comparison:
-    """Return a comparison in which an ignored mask breaks two clauses in two dtypes, and another one breaks alone."""
+    """Return a comparison in which an ignored mask breaks two clauses in two dtypes, and another
+    one breaks alone.
+    """
     ignored = {"diagnosis": "the mask is ignored", "message": "output is <off>"}
     before = report(verdict("x", "MSK-4"), verdict("x", "SHP-1", "fail"))
     after = report(
-        *(verdict("x", c, "fail", dtype=d, **ignored) for c in ("MSK-1", "MSK-4") for d in ("float32", "float64")),
+        *(
+            verdict("x", c, "fail", dtype=d, **ignored)
+            for c in ("MSK-1", "MSK-4")
+            for d in ("float32", "float64")
+        ),
         verdict("x", "NUM-1", "fail"),
         verdict("x", "SHP-1"),
     )
@@ -68,8 +89,8 @@ def test_comparison_has_one_entry_for_one_cause() -> None:
     assert (
         "new failures: 5, of 2 causes\n"
         f"    x, float32 on cpu; x, float64 on cpu (fail): {cause}: output is <off>\n"
-        "    NUM-1   x, float32 on cpu (fail): output"
-    ) in text
+        "    NUM-1   x, float32 on cpu (fail): output" in text
+    )
     assert "fixed: 1\n    SHP-1   x, float32 on cpu (pass)" in text
 
 
@@ -84,7 +105,10 @@ def test_comparison_is_written_in_every_format(suffix: str, tmp_path: Path) -> N
         cause, other = data["new_failures"]
         assert (cause["diagnosis"], cause["clauses"]) == ("the mask is ignored", ["MSK-1", "MSK-4"])
         assert [verdict["dtype"] for verdict in cause["verdicts"]] == ["float32", "float64"] * 2
-        assert (other["clauses"], [each["clauses"] for each in data["fixed"]]) == (["NUM-1"], [["SHP-1"]])
+        assert (other["clauses"], [each["clauses"] for each in data["fixed"]]) == (
+            ["NUM-1"],
+            [["SHP-1"]],
+        )
     else:
         assert "New failures: 5, of 2 causes" in text
         assert text.count("the mask is ignored (one cause, 2 clauses: MSK-1, MSK-4)") == 1
@@ -107,7 +131,9 @@ def test_suffixes_of_comparisons_are_those_of_reports() -> None:
 
 def test_comparison_hides_nothing() -> None:
     one = report(verdict("x", "SHP-1"))
-    grown = report(verdict("x", "SHP-1"), verdict("x", "MSK-8", "fail"), verdict("x", "MSK-1", "fail"))
+    grown = report(
+        verdict("x", "SHP-1"), verdict("x", "MSK-8", "fail"), verdict("x", "MSK-1", "fail")
+    )
     lines, status = changes(one, grown)
     assert (lines[-1], status) == ("unchanged: 1 of 3 verdicts", 1)
     for after in ("not_claimed", "waived"):

@@ -1,4 +1,6 @@
-"""How clauses are counted: by kind and level, with a reason for each that was not judged, incorrect answers first."""
+"""How clauses are counted: by kind and level, with a reason for each that was not judged, incorrect
+answers first.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,13 @@ REFUSALS = ["CFG-1", "CFG-2", "CFG-3", "CFG-6", "SHP-6", "SHP-8", "MSK-12"]
 
 
 def test_kind_of_each_clause() -> None:
-    kinds = {kind: [clause.id for clause in CLAUSES.values() if clause.kind == kind] for kind in KINDS}
+    kinds = {
+        kind: [clause.id for clause in CLAUSES.values() if clause.kind == kind] for kind in KINDS
+    }
     assert kinds["refusals"] == REFUSALS
-    assert set(kinds["conduct"]) == {clause for clause in CLAUSES if clause[:3] in ("STA", "CMP")} | {
+    assert set(kinds["conduct"]) == {
+        clause for clause in CLAUSES if clause[:3] in ("STA", "CMP")
+    } | {
         "CFG-7",
         "SHP-9",
         "DRP-3",
@@ -43,9 +49,17 @@ def test_invalid_input_does_not_decide() -> None:
 
 
 def test_clauses_are_counted_once_for_all_dtypes() -> None:
-    one = [verdict("x", "SHP-1"), verdict("x", "SHP-1", "fail", dtype="float64"), verdict("x", "CAU-1", "not_claimed")]
+    one = [
+        verdict("x", "SHP-1"),
+        verdict("x", "SHP-1", "fail", dtype="float64"),
+        verdict("x", "CAU-1", "not_claimed"),
+    ]
     counted = tally([*one, verdict("x", "MSK-8")])
-    assert (counted.must, counted.should, counted.unjudged) == ({"answers": Count(1, 2)}, {}, {"causal": 1})
+    assert (counted.must, counted.should, counted.unjudged) == (
+        {"answers": Count(1, 2)},
+        {},
+        {"causal": 1},
+    )
 
 
 def test_kinds_and_levels_are_counted_separately() -> None:
@@ -55,7 +69,9 @@ def test_kinds_and_levels_are_counted_separately() -> None:
         verdict("x", "SHP-6"),
         verdict("x", "CMP-1"),  # a MAY that is claimed
         verdict("x", "CFG-2", "fail"),
-        verdict("x", "MSK-8", "fail", level="SHOULD", required=False),  # in the part that is a recommendation
+        verdict(
+            "x", "MSK-8", "fail", level="SHOULD", required=False
+        ),  # in the part that is a recommendation
     ]
     counts = "answers 1 of 1; conduct 1 of 1; SHOULD: answers 0 of 1, refusals 1 of 3"
     assert str(tally(verdicts)) == counts
@@ -70,14 +86,20 @@ def test_sentence_says_what_decides_first() -> None:
     invalid = "Accepts invalid input: inputs whose widths or lengths do not match (SHP-6)."
     assert sentence([*right, accepts]) == f"CONFORMS: all 2 answers right, 1 of conduct. {invalid}"
     wrong = [verdict("x", clause, "fail") for clause in ("NUM-2", "HED-1", "STA-1", "CFG-1")]
-    assert sentence([*right, *wrong, accepts]) == (
-        "DOES NOT CONFORM: 2 of 4 answers are wrong (NUM-2, HED-1), 1 of 2 clauses of conduct fails (STA-1), it "
-        f"accepts a `d_model` that `n_heads` does not divide (CFG-1). {invalid}"
+    assert (
+        sentence([*right, *wrong, accepts])
+        == "DOES NOT CONFORM: 2 of 4 answers are wrong (NUM-2, HED-1), 1 of 2 clauses of conduct"
+        " fails (STA-1), it accepts a `d_model` that `n_heads` does not divide (CFG-1)."
+        f" {invalid}"
     )
-    unmet = [verdict("x", clause, "fail", level="SHOULD", required=False) for clause in ("MSK-9", "MSK-10", "SHP-5")]
-    assert sentence([right[0], *unmet]) == (
-        "CONFORMS: 1 answer right. A row without any allowed key makes the gradients of other rows NaN (MSK-9). "
-        "Also advised: SHP-5, MSK-10."
+    unmet = [
+        verdict("x", clause, "fail", level="SHOULD", required=False)
+        for clause in ("MSK-9", "MSK-10", "SHP-5")
+    ]
+    assert (
+        sentence([right[0], *unmet])
+        == "CONFORMS: 1 answer right. A row without any allowed key makes the gradients of other"
+        " rows NaN (MSK-9). Also advised: SHP-5, MSK-10."
     )
 
 
@@ -88,14 +110,25 @@ def test_advice_that_is_required_decides() -> None:
 
 
 def test_sentence_counts_causes_and_names_what_it_leaves_out() -> None:
-    ignored = [verdict("x", clause, "fail", diagnosis="the mask is ignored") for clause in ("MSK-1", "MSK-2", "MSK-3")]
-    said = "DOES NOT CONFORM: 3 of 3 answers are wrong (MSK-1 and 2 more), one cause: the mask is ignored."
+    ignored = [
+        verdict("x", clause, "fail", diagnosis="the mask is ignored")
+        for clause in ("MSK-1", "MSK-2", "MSK-3")
+    ]
+    said = (
+        "DOES NOT CONFORM: 3 of 3 answers are wrong (MSK-1 and 2 more), one cause: the mask is"
+        " ignored."
+    )
     assert sentence(ignored) == said
     other = verdict("x", "HED-1", "fail")
-    assert sentence([*ignored, other]).endswith("(MSK-1, MSK-2, MSK-3, HED-1), 1 cause named, 1 more unexplained.")
+    assert sentence([*ignored, other]).endswith(
+        "(MSK-1, MSK-2, MSK-3, HED-1), 1 cause named, 1 more unexplained."
+    )
     scaled = replace(other, diagnosis="the scores are not scaled")
     assert sentence([*ignored, scaled]).endswith("(MSK-1, MSK-2, MSK-3, HED-1), 2 causes.")
-    both = [replace(each, diagnosis="the mask is ignored, and the scores are not scaled") for each in ignored[:2]]
+    both = [
+        replace(each, diagnosis="the mask is ignored, and the scores are not scaled")
+        for each in ignored[:2]
+    ]
     assert "(MSK-1, MSK-2), two causes: the mask is ignored, and the scores" in sentence(both)
     unmet = verdict("x", "MSK-10", "fail", diagnosis="the mask is ignored")
     assert sentence([*ignored, unmet]) == said  # it is an entry already
@@ -107,19 +140,32 @@ def test_sentence_counts_causes_and_names_what_it_leaves_out() -> None:
 
 
 def test_sentence_of_what_is_blocked_waived_or_not_judged() -> None:
-    cause, explained = verdict("x", "STA-1", "fail"), verdict("x", "SHP-1", "blocked", blocked_by="STA")
-    assert sentence([cause, explained]) == (
-        "DOES NOT CONFORM: 1 of 1 clauses of conduct fails (STA-1), 1 more cannot be judged before that is mended."
+    cause, explained = (
+        verdict("x", "STA-1", "fail"),
+        verdict("x", "SHP-1", "blocked", blocked_by="STA"),
+    )
+    assert (
+        sentence([cause, explained])
+        == "DOES NOT CONFORM: 1 of 1 clauses of conduct fails (STA-1), 1 more cannot be judged"
+        " before that is mended."
     )
     waived = verdict("x", "NUM-1", "waived")
-    assert sentence([verdict("x", "SHP-1"), waived]) == "CONFORMS, with waivers: all 2 answers right. Waived: NUM-1."
+    assert (
+        sentence([verdict("x", "SHP-1"), waived])
+        == "CONFORMS, with waivers: all 2 answers right. Waived: NUM-1."
+    )
     stale = verdict("x", "NUM-1", "stale_waiver")
     assert sentence([stale]) == "DOES NOT CONFORM: it no longer needs its waiver of NUM-1."
     broken = verdict("x", "NUM-1", "harness_error")
     fault = "COULD NOT BE JUDGED on NUM-1: a fault of mha-conformance, not of what it judges."
     assert sentence([broken]) == fault
-    assert sentence([broken, verdict("x", "SHP-1")]) == f"{fault} Otherwise: CONFORMS: 1 answer right."
-    assert sentence([verdict("x", "CAU-1", "not_claimed")]) == "NOTHING WAS JUDGED: needs the claim causal."
+    assert (
+        sentence([broken, verdict("x", "SHP-1")]) == f"{fault} Otherwise: CONFORMS: 1 answer right."
+    )
+    assert (
+        sentence([verdict("x", "CAU-1", "not_claimed")])
+        == "NOTHING WAS JUDGED: needs the claim causal."
+    )
     assert sentence([verdict("x", "CFG-1")]) == "CONFORMS: invalid sizes are refused."
     assert sentence([verdict("x", "CFG-2")]) == "CONFORMS: nothing that was judged is required."
 
@@ -129,7 +175,10 @@ def test_blocked_clauses_were_not_judged() -> None:
     cause = verdict("x", "STA-1", "fail")
     blocked = [verdict("x", clause, "blocked", blocked_by="STA") for clause in ("SHP-1", "NUM-1")]
     counted = tally([cause, *blocked, verdict("x", "CAU-1", "not_claimed")])
-    assert (str(counted), counted.unjudged) == ("conduct 0 of 1", {"blocked by STA": 2, "causal": 1})
+    assert (str(counted), counted.unjudged) == (
+        "conduct 0 of 1",
+        {"blocked by STA": 2, "causal": 1},
+    )
 
 
 def test_outcome_over_a_minority_says_so() -> None:
@@ -144,7 +193,9 @@ def test_outcome_over_a_minority_says_so() -> None:
 
 
 def unjudged_under(claims: Claims) -> list[Verdict]:
-    """Return a verdict on each clause, with the reasons for which nothing is judged under these claims."""
+    """Return a verdict on each clause, with the reasons for which nothing is judged under these
+    claims.
+    """
     verdicts = []
     for clause, members in properties().items():
         reasons = [prop.within(claims, "float32") for prop in members]
@@ -153,13 +204,17 @@ def unjudged_under(claims: Claims) -> list[Verdict]:
             verdicts.append(verdict("x", clause))
             continue
         message = "; ".join(dict.fromkeys(map(str, missing)))
-        verdicts.append(verdict("x", clause, "not_claimed", message=message, topic=missing[0].topic))
+        verdicts.append(
+            verdict("x", clause, "not_claimed", message=message, topic=missing[0].topic)
+        )
     return verdicts
 
 
 def test_reasons_are_short_and_fit_the_width() -> None:
     """Whatever is claimed, the reason of each clause that is not judged is a claim or a few words."""
-    few = Claims(causal=None, masks=frozenset(), returns_weights=False, cross_attention=False, bias={True})
+    few = Claims(
+        causal=None, masks=frozenset(), returns_weights=False, cross_attention=False, bias={True}
+    )
     verdicts = unjudged_under(few)
     reasons = tally(verdicts).unjudged
     assert {"masks", "causal", "dropout", "returns_weights", "other dtypes"} <= set(reasons)
@@ -174,7 +229,9 @@ def test_reasons_are_short_and_fit_the_width() -> None:
 
 def test_incorrect_answers_come_first() -> None:
     """Before what is not refused, which the contract lists before most answers; advice comes last."""
-    verdicts = [verdict("x", clause, "fail") for clause in ("CFG-1", "SHP-6", "MSK-10", "NUM-1", "STA-4")]
+    verdicts = [
+        verdict("x", clause, "fail") for clause in ("CFG-1", "SHP-6", "MSK-10", "NUM-1", "STA-4")
+    ]
     verdicts.append(verdict("x", "MSK-9", "fail", level="SHOULD", required=False))
     expected = ["NUM-1", "STA-4", "CFG-1", "MSK-9", "SHP-6", "MSK-10"]
     named = re.compile(r"(?:fail|SHOULD) +([A-Z]{3}-\d+)")

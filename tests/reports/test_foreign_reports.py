@@ -1,4 +1,6 @@
-"""Reports that others made: a value that no report has is refused, and all other text is shown, never acted on."""
+"""Reports that others made: a value that no report has is refused, and all other text is shown,
+never acted on.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ def test_value_that_no_report_has_is_refused_in_a_line(
 def forged(text: str) -> Report:
     """Return a report whose texts all hold a line of their own that is forged."""
     lines = f"first{ESCAPE}\u202e\n\n{text}\n\nlast"
-    texts = dict.fromkeys(("message", "diagnosis", "fix", "steps", "arguments", "violated", "case"), lines)
+    texts = dict.fromkeys(
+        ("message", "diagnosis", "fix", "steps", "arguments", "violated", "case"), lines
+    )
     failing = verdict(f"faulty{lines}", "MSK-8", "fail", **texts)
     other = verdict(f"faulty{lines}", "MSK-9", "fail", message=lines)
     unclaimed = verdict(f"faulty{lines}", "CAU-1", "not_claimed", message=lines)
@@ -130,13 +134,22 @@ def test_nothing_in_a_report_begins_a_line_of_another_kind(text: str, tmp_path: 
     assert write_campaign(made, jobs, tmp_path / "c.md") == ""
     comparison = Comparison(before, made)
     markdown = [render(made, ".md"), CHANGES[".md"](comparison), (tmp_path / "c.md").read_text()]
-    terminal = [*summarise_report(made), *describe_changes(comparison), *workflow_commands(made), *jobs.lines(made)]
+    terminal = [
+        *summarise_report(made),
+        *describe_changes(comparison),
+        *workflow_commands(made),
+        *jobs.lines(made),
+    ]
     for line in lines_of([*markdown, *terminal, repr(made)]):
         assert line != text, line
         assert line.isprintable(), line
-    of_ours = [line for line in lines_of([*terminal, describe(made.verdicts[0])]) if line.startswith("::")]
+    of_ours = [
+        line for line in lines_of([*terminal, describe(made.verdicts[0])]) if line.startswith("::")
+    ]
     assert len(of_ours) == 3
-    assert not any("##[" in line for line in lines_of([*markdown, *terminal, describe(made.verdicts[0])]))
+    assert not any(
+        "##[" in line for line in lines_of([*markdown, *terminal, describe(made.verdicts[0])])
+    )
     for page in (render(made, ".html"), CHANGES[".html"](comparison), made._repr_html_()):
         assert "<h1>forged" not in page
         assert ESCAPE not in page
@@ -162,7 +175,11 @@ def test_report_from_elsewhere_is_shown_and_rendered(
     made = replace(forged("# forged"), broken={})
     Path("r.json").write_text(made.to_json())
     assert Report.from_json(made.to_json()) == made
-    for command in (("report", "r.json"), ("show", "--run", "r.json"), ("show", "MSK-8", "--run", "r.json")):
+    for command in (
+        ("report", "r.json"),
+        ("show", "--run", "r.json"),
+        ("show", "MSK-8", "--run", "r.json"),
+    ):
         status, output = run(*command)
         assert status in (0, 1)
         assert all(line.isprintable() for line in output.splitlines()), output

@@ -1,4 +1,6 @@
-"""The HTML report in a real browser: cells open, scripts are copied, keys move the focus, and no markup is executed."""
+"""The HTML report in a real browser: cells open, scripts are copied, keys move the focus, and no
+markup is executed.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,25 @@ from mha.conformance.reports.files import render
 from mha.conformance.results import Report
 from support.reports_made import hostile, two_implementations
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed")
 OPTIONS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-sync", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=5000", "--dump-dom"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--disable-sync",
+        "--no-first-run",
+    ),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--virtual-time-budget=5000",
+        "--dump-dom",
+    ),
 )
 # Put before the page's own script: it records errors, and what is copied to the clipboard.
 PROLOGUE = """<script>
@@ -49,8 +65,15 @@ def in_browser(report: Report, folder: Path, steps: str, address: str = "") -> d
     """Open the report, at an address within it, take these steps, and return their result."""
     page = render(report, ".html").replace("<head>", f"<head>{PROLOGUE}", 1)
     file = folder / "report.html"
-    file.write_text(page.replace("</body>", f"{EPILOGUE.format(steps=steps)}</body>"), encoding="utf-8")
-    command = [str(BROWSER), *OPTIONS, f"--user-data-dir={folder / 'profile'}", file.as_uri() + address]
+    file.write_text(
+        page.replace("</body>", f"{EPILOGUE.format(steps=steps)}</body>"), encoding="utf-8"
+    )
+    command = [
+        str(BROWSER),
+        *OPTIONS,
+        f"--user-data-dir={folder / 'profile'}",
+        file.as_uri() + address,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     output = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
     assert output, done.stdout[-2000:] + done.stderr[-2000:]
@@ -187,7 +210,9 @@ def test_implementations_are_sorted_and_the_report_is_downloaded(tmp_path: Path)
 
 
 def test_hostile_text_is_shown_and_not_executed(tmp_path: Path) -> None:
-    result = in_browser(hostile(), tmp_path, 'cell("MSK-8", 0).click(); result.text = dialog.innerText;')
+    result = in_browser(
+        hostile(), tmp_path, 'cell("MSK-8", 0).click(); result.text = dialog.innerText;'
+    )
     assert "</script><script>window.pwned=1</script>" in result["text"]
     assert r"\x1b[2J\x07\u202e\udc80" in result["text"]
     assert len(result["text"]) < 200_000

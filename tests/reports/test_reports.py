@@ -1,4 +1,6 @@
-"""Reports: every format shows the same results, and text in them is never interpreted as markup or commands."""
+"""Reports: every format shows the same results, and text in them is never interpreted as markup or
+commands.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_json_is_read_as_it_was_written() -> None:
 
 def test_published_schema_is_that_of_the_reports() -> None:
     published = json.loads(SCHEMA.read_text())
-    assert published == Report.schema(), "regenerate it: mha report --schema > docs/report.schema.json"
+    assert published == Report.schema(), (
+        "regenerate it: mha report --schema > docs/report.schema.json"
+    )
     data = json.loads(two_implementations().to_json())
     assert set(data) == set(published["properties"])
     assert set(data["verdicts"][0]) == set(published["$defs"]["Verdict"]["properties"])
@@ -91,7 +95,9 @@ def test_text_that_is_not_a_report_is_refused(text: str, message: str) -> None:
 
 def test_help_lists_every_format() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # of a group, which it is
-    help_of = {(name, p.name): getattr(p, "help", "") for name, c in commands.items() for p in c.params}
+    help_of = {
+        (name, p.name): getattr(p, "help", "") for name, c in commands.items() for p in c.params
+    }
     parser = pytest.Parser(_ispytest=True)
     pytest_plugin.pytest_addoption(parser)
     (group,) = (group for group in parser._groups if group.name == "mha")
@@ -103,7 +109,9 @@ def test_help_lists_every_format() -> None:
 
 def test_file_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
     validate_file(tmp_path / "run.html", "--to")
-    with pytest.raises(ValueError, match=r"--to takes a file name that ends in \.html, \.json or \.md"):
+    with pytest.raises(
+        ValueError, match=r"--to takes a file name that ends in \.html, \.json or \.md"
+    ):
         validate_file(tmp_path / "run.pdf", "--to")
     with pytest.raises(ValueError, match="there is no folder"):
         validate_file(tmp_path / "nowhere" / "run.html", "--to")
@@ -122,7 +130,9 @@ def small_disk() -> Iterator[None]:
 @pytest.mark.usefixtures("small_disk")
 @pytest.mark.parametrize("earlier", ["an earlier one", None])
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_report_that_cannot_be_written_leaves_no_half_of_one(earlier: str | None, suffix: str, tmp_path: Path) -> None:
+def test_report_that_cannot_be_written_leaves_no_half_of_one(
+    earlier: str | None, suffix: str, tmp_path: Path
+) -> None:
     file = tmp_path / f"report{suffix}"
     if earlier:
         file.write_text(earlier)
@@ -188,15 +198,28 @@ def test_summary_has_an_outcome_failures_and_counts() -> None:
         "Other advice:",
         "unmet SHOULD    MSK-10  float32: output[0, 0, 0] is nan, but should be 0.5",
         "",
-        "    judged: 4 of 5 clauses on 200 cases; largest error 0.20 of its bound; wrong answers put to the same "
-        "cases: 5 of 6 noticed",
+        (
+            "    judged: 4 of 5 clauses on 200 cases; largest error 0.20 of its bound; wrong"
+            " answers put to the same cases: 5 of 6 noticed"
+        ),
         "    not judged: causal (1)",
-        "    profile quick: neither long rows nor rare sizes were tried; --profile default tries them",
-        "faulty: DOES NOT CONFORM: 1 of 3 answers is wrong (MSK-8). Waived: NUM-1. Also advised: MSK-10.",
+        (
+            "    profile quick: neither long rows nor rare sizes were tried; --profile default"
+            " tries them"
+        ),
+        (
+            "faulty: DOES NOT CONFORM: 1 of 3 answers is wrong (MSK-8). Waived: NUM-1. Also"
+            " advised: MSK-10."
+        ),
         "",
-        "    judged: 5 clauses on 200 cases; largest error 0.40 of its bound; wrong answers put to the same "
-        "cases: 25 of 30 noticed",
-        "    profile quick: neither long rows nor rare sizes were tried; --profile default tries them",
+        (
+            "    judged: 5 clauses on 200 cases; largest error 0.40 of its bound; wrong answers put"
+            " to the same cases: 25 of 30 noticed"
+        ),
+        (
+            "    profile quick: neither long rows nor rare sizes were tried; --profile default"
+            " tries them"
+        ),
         "correct: CONFORMS: all 4 answers right.",
     ]
 
@@ -216,8 +239,14 @@ def test_entry_of_one_cause_names_its_clauses_and_the_usual_fix() -> None:
 
 def test_report_prints_in_lines_and_opens_in_a_notebook() -> None:
     first, failure, *_ = repr(two_implementations()).splitlines()
-    assert first == "faulty: does not conform (1 pass, 1 fail, 1 unmet SHOULD, 1 not claimed, 1 waived)"
-    assert failure == "    fail MSK-8 faulty, float32 on cpu: output_2[0, 0, 0] is nan, but should be 0.5"
+    assert (
+        first
+        == "faulty: does not conform (1 pass, 1 fail, 1 unmet SHOULD, 1 not claimed, 1 waived)"
+    )
+    assert (
+        failure
+        == "    fail MSK-8 faulty, float32 on cpu: output_2[0, 0, 0] is nan, but should be 0.5"
+    )
     html = two_implementations()._repr_html_()
     assert html.startswith("<p>faulty: does not conform")
     assert html.count("fail MSK-8 faulty") == 1
@@ -227,14 +256,20 @@ def test_report_prints_in_lines_and_opens_in_a_notebook() -> None:
 
 
 def test_summary_fits_a_narrow_terminal() -> None:
-    lines = [line for text in summarise(two_implementations().verdicts, width=60) for line in text.splitlines()]
+    lines = [
+        line
+        for text in summarise(two_implementations().verdicts, width=60)
+        for line in text.splitlines()
+    ]
     assert max(map(len, lines)) <= 60
     assert max(map(len, describe(two_implementations().verdicts[3], width=60).splitlines())) <= 60
 
 
 def test_description_has_the_message_case_and_script() -> None:
     text = describe(two_implementations().verdicts[1])
-    assert text.startswith("MSK-8 (MUST): Empty rows follow one declared policy\n\nmessage    output_2[0, 0, 0] is nan")
+    assert text.startswith(
+        "MSK-8 (MUST): Empty rows follow one declared policy\n\nmessage    output_2[0, 0, 0] is nan"
+    )
     for row in (
         "\njudged     faulty, float32 on cpu; 40 cases tried\n",
         "\ncase       Case(mask='empty_rows')\n",
@@ -257,16 +292,23 @@ def test_markdown_has_the_matrix_and_each_failure() -> None:
     assert "- `faulty`: DOES NOT CONFORM: 1 of 3 answers is wrong (MSK-8)." in text
     row = "DOES NOT CONFORM | 4 of 5 | 1 of 3 (SHOULD 0 of 1) | - | - | ✓ | ✗1 | - | w1 |"
     assert f"| `faulty` | {row}" in text
-    assert "| `correct` | CONFORMS | 5 of 5 | 4 of 4 (SHOULD 1 of 1) | - | - | ✓ | ✓ | ✓ | ✓ |" in text
+    assert (
+        "| `correct` | CONFORMS | 5 of 5 | 4 of 4 (SHOULD 1 of 1) | - | - | ✓ | ✓ | ✓ | ✓ |" in text
+    )
     assert text.count("<details>") == 1
-    assert "<summary>fail MSK-8, faulty, float32 on cpu: Empty rows follow one declared policy</summary>" in text
+    assert (
+        "<summary>fail MSK-8, faulty, float32 on cpu: Empty rows follow one declared"
+        " policy</summary>" in text
+    )
     assert "Case: `Case(mask='empty_rows')`" in text
 
 
 def test_annotations_are_errors_and_notices() -> None:
     lines = list(workflow_commands(two_implementations()))
     assert [line.split(" title=")[0] for line in lines] == ["::error", *["::notice"] * 3]
-    assert lines[-1].startswith("::notice title=faulty%3A DOES NOT CONFORM::DOES NOT CONFORM: 1 of 3 answers is wrong")
+    assert lines[-1].startswith(
+        "::notice title=faulty%3A DOES NOT CONFORM::DOES NOT CONFORM: 1 of 3 answers is wrong"
+    )
     *_, last = workflow_commands(replace(two_implementations(), not_covered={"faulty": ("sinks",)}))
     assert last.endswith("Not covered: sinks.")
     title = "MSK-8 faulty float32%3A Empty rows follow one declared policy"
@@ -311,7 +353,10 @@ def test_hostile_name_is_shown_in_one_line() -> None:
 
 def test_shards_are_merged_in_the_order_of_the_contract() -> None:
     whole = two_implementations()
-    shards = [replace(whole, verdicts=whole.verdicts[place::3], started=str(3 - place)) for place in range(3)]
+    shards = [
+        replace(whole, verdicts=whole.verdicts[place::3], started=str(3 - place))
+        for place in range(3)
+    ]
     merged = merge(shards)
     assert merged.verdicts == whole.verdicts
     assert merged.started == "1"
@@ -321,7 +366,10 @@ def test_shards_are_merged_in_the_order_of_the_contract() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (report(verdict("faulty", "MSK-8")), "they disagree about MSK-8 for faulty, float32 on cpu"),
+        (
+            report(verdict("faulty", "MSK-8")),
+            "they disagree about MSK-8 for faulty, float32 on cpu",
+        ),
         (report(seed=1), "seed is 0 in one and 1 in another"),
     ],
 )
@@ -331,7 +379,8 @@ def test_reports_of_two_runs_are_not_merged(other: Report, message: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("status", "outcome"), [("harness_error", "COULD NOT BE JUDGED"), ("not_claimed", "NOTHING WAS JUDGED")]
+    ("status", "outcome"),
+    [("harness_error", "COULD NOT BE JUDGED"), ("not_claimed", "NOTHING WAS JUDGED")],
 )
 def test_page_does_not_say_conforms_without_a_verdict(status: str, outcome: str) -> None:
     page = render(report(verdict("x", "SHP-1", status)), ".html")
@@ -353,7 +402,9 @@ def test_page_shows_the_known_bad_answers() -> None:
 
 def test_two_long_names_are_two_columns() -> None:
     long = "x" * 80
-    page = render(report(verdict(f"{long}a", "SHP-1"), verdict(f"{long}b", "SHP-1", "fail")), ".html")
+    page = render(
+        report(verdict(f"{long}a", "SHP-1"), verdict(f"{long}b", "SHP-1", "fail")), ".html"
+    )
     assert "1 of 2 implementations conform." in page
     assert page.count("✗ DOES NOT CONFORM") == 1
     assert page.count(f"{long} ... (81 characters) (2)</span>") == 1

@@ -1,4 +1,6 @@
-"""At a terminal, lines fit its width: only a word, a path or code that is wider than the terminal exceeds it."""
+"""At a terminal, lines fit its width: only a word, a path or code that is wider than the terminal
+exceeds it.
+"""
 
 from __future__ import annotations
 
@@ -59,18 +61,29 @@ def at_terminal(arguments: list[str], columns: int, folder: Path) -> list[str]:
     screen, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     # Not the environment of the process, to which readline may have added COLUMNS.
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")
+    }
     environment["TERM"] = "xterm-256color"
     with ThreadPoolExecutor() as pool:
         reading = pool.submit(read_all, screen)
         try:
-            run_module("mha.conformance", *arguments, cwd=folder, env=environment, terminal=os.ttyname(terminal))
+            run_module(
+                "mha.conformance",
+                *arguments,
+                cwd=folder,
+                env=environment,
+                terminal=os.ttyname(terminal),
+            )
         finally:
             os.close(terminal)
         shown = reading.result()
     os.close(screen)
     # A progress bar is drawn again and again over its own line.
-    return [line.rpartition("\r")[2] for line in ESCAPES.sub("", shown.decode()).replace("\r\n", "\n").split("\n")]
+    return [
+        line.rpartition("\r")[2]
+        for line in ESCAPES.sub("", shown.decode()).replace("\r\n", "\n").split("\n")
+    ]
 
 
 @pytest.mark.parametrize("columns", [40, 200])

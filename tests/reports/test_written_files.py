@@ -40,7 +40,9 @@ def contents(folder: Path) -> Contents:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.parametrize("started", ["../../../outside/kept", "/tmp/kept", "..", "x\0y", "../history"])
+@pytest.mark.parametrize(
+    "started", ["../../../outside/kept", "/tmp/kept", "..", "x\0y", "../history"]
+)
 def test_time_of_an_earlier_report_names_no_file(started: str) -> None:
     before = contents(Path("../outside"))
     for content in (replace(REPORT, started=started).to_json(), REPORT.to_json()):
@@ -49,7 +51,9 @@ def test_time_of_an_earlier_report_names_no_file(started: str) -> None:
         assert save_last(replace(REPORT, seed=7), Path()) == ""
         assert Report.from_json(LAST.read_text()).seed == 7
     assert contents(Path("../outside")) == before
-    written = {path.relative_to(Path().resolve()) for path in Path().resolve().rglob("*") if path.is_file()}
+    written = {
+        path.relative_to(Path().resolve()) for path in Path().resolve().rglob("*") if path.is_file()
+    }
     assert all(path.parts[0] == ".mha" for path in written)
     assert [Report.from_json(file.read_text()).seed for file in HISTORY.iterdir()] == [0]
 
@@ -80,7 +84,9 @@ def test_folder_that_is_a_link_is_not_written_to(link: str) -> None:
         warning = save_last(replace(REPORT, seed=seed), Path())
     assert warning == f"the run is not saved in {link!r}: it is a link; put a folder in its place"
     assert contents(outside) == before
-    status, output = run("check", CORRECT, "--clause", "SHP-1", "--dtype", "float32", "--profile", "quick")
+    status, output = run(
+        "check", CORRECT, "--clause", "SHP-1", "--dtype", "float32", "--profile", "quick"
+    )
     assert (status, f"mha: {warning}\n" in output) == (0, True)
     kept.keep(replace(REPORT, verdicts=REPORT.verdicts[5:]), Path(".mha/verdicts/x.json"))
     assert contents(outside) == before
@@ -97,7 +103,9 @@ def test_kept_verdicts_are_not_written_through_a_link() -> None:
     assert contents(Path("../outside")) == before
 
 
-@pytest.mark.parametrize("link", ["plan.json", f"results/00/{KEY}.json", FAILURES, "results", "results/00"])
+@pytest.mark.parametrize(
+    "link", ["plan.json", f"results/00/{KEY}.json", FAILURES, "results", "results/00"]
+)
 def test_campaign_writes_through_no_link(link: str) -> None:
     before = contents(Path("../outside"))
     folder, stamp = Folder(Path("a")), Stamp({}, {}, (KEY,))
@@ -133,10 +141,15 @@ def test_stamp_that_is_none_is_one_message(plan: object) -> None:
     Path("a").mkdir()
     Path("a/plan.json").write_text(json.dumps(plan))
     status, output = run("campaign", "report", "a")
-    assert (status, output) == (2, "mha: 'a' is not the folder of a campaign: it has no valid plan.json\n")
+    assert (status, output) == (
+        2,
+        "mha: 'a' is not the folder of a campaign: it has no valid plan.json\n",
+    )
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"key": "x", "stops": 1, "retried": {}, "report": {}}', "[" * 10**5])
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"key": "x", "stops": 1, "retried": {}, "report": {}}', "[" * 10**5]
+)
 def test_result_that_is_none_is_corrupt(content: str) -> None:
     place = Path("a/results/00") / f"{KEY}.json"
     place.parent.mkdir(parents=True)
@@ -153,7 +166,18 @@ def write_script() -> None:
 
 def waive() -> None:
     Path("run.json").write_text(REPORT.to_json())
-    run("waive", "MSK-8", "--reason", "x", "--impl", "faulty", "--run", "run.json", "--file", "out.txt")
+    run(
+        "waive",
+        "MSK-8",
+        "--reason",
+        "x",
+        "--impl",
+        "faulty",
+        "--run",
+        "run.json",
+        "--file",
+        "out.txt",
+    )
 
 
 def write_matrix() -> None:
@@ -178,11 +202,17 @@ WRITERS: dict[str, tuple[str, Callable[[], object]]] = {
     "a page": ("out.html", lambda: write(REPORT, Path("out.html"))),
     "a comparison": ("out.md", lambda: write_changes(Comparison(REPORT, REPORT), Path("out.md"))),
     "the last run": (str(LAST), lambda: save_last(REPORT, Path())),
-    "a kept report": (".mha/verdicts/x.json", lambda: kept.keep(conforming(), Path(".mha/verdicts/x.json"))),
+    "a kept report": (
+        ".mha/verdicts/x.json",
+        lambda: kept.keep(conforming(), Path(".mha/verdicts/x.json")),
+    ),
     "failures": (FAILURES, lambda: keep_failures(REPORT, Folder(Path()))),
     "a campaign": ("out.html", lambda: write_campaign(REPORT, Jobs(), Path("out.html"))),
     "a result": (f"results/00/{KEY}.json", put),
-    "a declaration": ("out.py", lambda: init._write_all({Path("out.py"): "new", Path("b.yml"): "new"})),
+    "a declaration": (
+        "out.py",
+        lambda: init._write_all({Path("out.py"): "new", Path("b.yml"): "new"}),
+    ),
     "a script": ("out.txt", write_script),
     "a waiver": ("out.txt", waive),
     "a matrix": ("out.txt", write_matrix),
@@ -198,7 +228,9 @@ def conforming() -> Report:
 
 @pytest.mark.parametrize("earlier", ["# an earlier one\n", None])
 @pytest.mark.parametrize("what", WRITERS)
-def test_full_disk_leaves_the_earlier_file(what: str, earlier: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_the_earlier_file(
+    what: str, earlier: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, writes = WRITERS[what]
     file = Path(name)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -243,7 +275,9 @@ def test_own_file_replaces_a_link_and_a_named_one_follows_it() -> None:
 
 def test_part_of_a_file_has_a_name_that_nobody_can_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
     names: set[str] = set()
-    monkeypatch.setattr(os, "fsync", lambda _: names.update(path.name for path in Path().glob(".*.part")))
+    monkeypatch.setattr(
+        os, "fsync", lambda _: names.update(path.name for path in Path().glob(".*.part"))
+    )
     for _ in range(3):
         write_text(Path("x.md"), "x")
     assert len(names) == 3

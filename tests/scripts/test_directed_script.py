@@ -46,7 +46,11 @@ CASES = {
     **{mask: replace(CASE, mask=mask) for mask in (*FEW, "bias")},
 }
 # GRD-8 has none of these.
-EXTRA_KEYS = {"bias_kv": ("bias_kv",), "zero_key": ("zero_key",), "both extra keys": ("bias_kv", "zero_key")}
+EXTRA_KEYS = {
+    "bias_kv": ("bias_kv",),
+    "zero_key": ("zero_key",),
+    "both extra keys": ("bias_kv", "zero_key"),
+}
 OUTPUT_CASES = {**CASES, **dict.fromkeys(EXTRA_KEYS, CASE), "zero_key": replace(CASE, mask="bias")}
 
 
@@ -82,9 +86,13 @@ def test_script_finds_the_same_share_of_each_defect(which: str) -> None:
     tried = 0
     for direction in directions(graph, case):
         w = direction.change["output"]
-        assertion = assertion_of(call, call.number, complete.claims, direction.formula, direction.more, 0.0)
+        assertion = assertion_of(
+            call, call.number, complete.claims, direction.formula, direction.more, 0.0
+        )
         share = projection(graph, output, w) / float(w.square().sum())
-        assert share_by_script(session, "NUM-7", assertion) == pytest.approx(share, rel=1e-6, abs=1e-12)
+        assert share_by_script(session, "NUM-7", assertion) == pytest.approx(
+            share, rel=1e-6, abs=1e-12
+        )
         tried += 1
     late = key_of_late_tile(graph.allowed.shape[-1]) > 0
     assert tried == 8 + late - bool(graph.allowed.all()) + (case.mask == "bias")
@@ -103,26 +111,39 @@ def test_script_finds_the_same_share_of_each_defect_of_gradients(which: str) -> 
     tried = 0
     for direction in directions_of_gradients(graph, found, case):
         w = direction.change
-        assertion = gradient_assertion_of(call, complete.claims, codes, direction.formula, direction.more, 0.0)
-        share = projection_of_gradients(graph, found, w) / sum(float(x.square().sum()) for x in w.values())
-        assert share_by_script(session, "GRD-8", assertion) == pytest.approx(share, rel=1e-6, abs=1e-12)
+        assertion = gradient_assertion_of(
+            call, complete.claims, codes, direction.formula, direction.more, 0.0
+        )
+        share = projection_of_gradients(graph, found, w) / sum(
+            float(x.square().sum()) for x in w.values()
+        )
+        assert share_by_script(session, "GRD-8", assertion) == pytest.approx(
+            share, rel=1e-6, abs=1e-12
+        )
         tried += 1
     assert tried == len(found) + 7 - bool(graph.forward.allowed.all())
 
 
 @pytest.mark.parametrize(
-    ("clause", "name"), [("NUM-7", "ScaleOffInHalf"), ("NUM-7", "LateValuesLost"), ("GRD-8", "KeyGradientOffInHalf")]
+    ("clause", "name"),
+    [("NUM-7", "ScaleOffInHalf"), ("NUM-7", "LateValuesLost"), ("GRD-8", "KeyGradientOffInHalf")],
 )
 def test_script_fails_as_the_verdict_does(clause: str, name: str) -> None:
-    (verdict,) = check(registry.implementations[name], clauses=[clause], dtypes=["bfloat16"]).verdicts
+    (verdict,) = check(
+        registry.implementations[name], clauses=[clause], dtypes=["bfloat16"]
+    ).verdicts
     assert verdict.script
     assert len(verdict.script) < 5000
     with pytest.raises(AssertionError) as raised:
         exec(compile(verdict.script, "script", "exec"), {})
     said, explained = str(raised.value).split("; ")
     assert verdict.message.split("; ")[1] == explained
-    assert re.sub(r"[\d.]+%", "", said) == re.sub(r"[\d.]+% \(.*\)", "", verdict.message.split("; ")[0])
-    correct = verdict.script.replace(f"from mha.conformance.faults.directed import faulty_{name}", f"from {PLACE}")
+    assert re.sub(r"[\d.]+%", "", said) == re.sub(
+        r"[\d.]+% \(.*\)", "", verdict.message.split("; ")[0]
+    )
+    correct = verdict.script.replace(
+        f"from mha.conformance.faults.directed import faulty_{name}", f"from {PLACE}"
+    )
     assert correct != verdict.script
     exec(compile(correct, "script", "exec"), {})
 

@@ -1,4 +1,5 @@
-"""Scripts of failures need torch and the author's file alone: each fails as it was judged, and passes once mended.
+"""Scripts of failures need torch and the author's file alone: each fails as it was judged, and
+passes once mended.
 
 Each case is a class, or a function, with a fault, and the line that mends it.
 """
@@ -35,15 +36,22 @@ from support.script_sources import (
 pytestmark = pytest.mark.usefixtures("undiagnosed")
 
 PATHS = {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "out_proj"}
-# A fault of `PLAIN` for each family: the clause, the line that is wrong, and what stands there instead.
+# A fault of `PLAIN` for each family: the clause, the line that is wrong, and what stands there
+# instead.
 FAULTS = {
-    "CFG-2": ("        if n_heads < 1 or d_model < 1 or d_model % n_heads:", "        if n_heads < 1:"),
+    "CFG-2": (
+        "        if n_heads < 1 or d_model < 1 or d_model % n_heads:",
+        "        if n_heads < 1:",
+    ),
     "SHP-1": ("        return output, weights", "        return output.squeeze(1), weights"),
     "SHP-2": ("        return output, weights", "        return output, weights.mean(1)"),
     "SMX-1": ("return output, weights", "return output, 2 * weights"),
     "SMX-6": (" / q.shape[-1] ** 0.5", " / q.shape[-1]"),
     "MSK-1": ('masked_fill(~mask, float("-inf"))', "masked_fill(~mask, -1.0)"),
-    "MSK-12": ("            if mask.dtype != torch.bool or", "            if mask.dtype != torch.bool and"),
+    "MSK-12": (
+        "            if mask.dtype != torch.bool or",
+        "            if mask.dtype != torch.bool and",
+    ),
     "CAU-1": (".triu(1)", ".triu(2)"),
     "PTH-1": ("output = self.out_proj(context)", "output = self.out_proj(context) + need_weights"),
     "PTH-2": ("output = self.out_proj(context)", "output = self.out_proj(context) + self.training"),
@@ -51,20 +59,34 @@ FAULTS = {
         "        weights = scores",
         "        scores = scores + scores.mean(1, keepdim=True)\n        weights = scores",
     ),
-    "EQV-1": ("output = self.out_proj(context)", "output = self.out_proj(context + context.mean(0))"),
-    "NUM-1": ("        weights = scores", "        scores = scores.half().float()\n        weights = scores"),
+    "EQV-1": (
+        "output = self.out_proj(context)",
+        "output = self.out_proj(context + context.mean(0))",
+    ),
+    "NUM-1": (
+        "        weights = scores",
+        "        scores = scores.half().float()\n        weights = scores",
+    ),
     "GRD-1": ("(x.repeat_interleave(", "(x.detach().repeat_interleave("),
     "DRP-2": ("self.dropout(weights)", "(weights * (self.dropout(weights) != 0))"),
     "STA-1": ("        def split", "        query.add_(1)\n\n        def split"),
-    "CMP-4": ("weights = scores.", "weights = (scores * (1 + torch.is_autocast_enabled('cpu'))).float()."),
+    "CMP-4": (
+        "weights = scores.",
+        "weights = (scores * (1 + torch.is_autocast_enabled('cpu'))).float().",
+    ),
     "GQA-1": ("scores = q @ k.mT", "scores = (1 + (self.kv_heads < self.n_heads)) * q @ k.mT"),
-    "XAT-1": ("self.v_proj(value)", "self.v_proj(value) * self.v_proj.in_features / query.shape[-1]"),
+    "XAT-1": (
+        "self.v_proj(value)",
+        "self.v_proj(value) * self.v_proj.in_features / query.shape[-1]",
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Convention:
-    """A class or a function with a fault. right, wrong: the line, and the fault in its place; how it is declared."""
+    """A class or a function with a fault. right, wrong: the line, and the fault in its place; how
+    it is declared.
+    """
 
     clause: str
     source: str
@@ -112,9 +134,15 @@ CONVENTIONS = {
             "mask_shape": "b s",
             "mask_numbers": True,
             "layout": "l b d",
-            "claims": Claims(causal=None, returns_weights=False, per_head_mask=False, per_query_mask=False),
+            "claims": Claims(
+                causal=None, returns_weights=False, per_head_mask=False, per_query_mask=False
+            ),
         },
-        ("query=query_2.transpose(0, 1)", "key_padding_mask=key_padding_mask_2", ").transpose(0, 1)"),
+        (
+            "query=query_2.transpose(0, 1)",
+            "key_padding_mask=key_padding_mask_2",
+            ").transpose(0, 1)",
+        ),
     ),
     "a config class, a dict, an additive mask": Convention(
         "MSK-1",
@@ -144,7 +172,10 @@ CONVENTIONS = {
         "SMX-6",
         HEADS,
         *SCALE,
-        {"parameters": {**dict(zip(("w_q", "w_k", "w_v"), PER_HEAD, strict=True)), "w_o": "out"}, **OF_SELF},
+        {
+            "parameters": {**dict(zip(("w_q", "w_k", "w_v"), PER_HEAD, strict=True)), "w_o": "out"},
+            **OF_SELF,
+        },
         ("'heads.0.q.weight': ",),
     ),
     "a list of heads, gradients of weights": Convention(
@@ -152,7 +183,10 @@ CONVENTIONS = {
         HEADS,
         "self.q(x), self.k(x), self.v(x)",
         "self.q(x), self.k(x), (self.v(x) + self.v(x).detach()) / 2",
-        {"parameters": {**dict(zip(("w_q", "w_k", "w_v"), PER_HEAD, strict=True)), "w_o": "out"}, **OF_SELF},
+        {
+            "parameters": {**dict(zip(("w_q", "w_k", "w_v"), PER_HEAD, strict=True)), "w_o": "out"},
+            **OF_SELF,
+        },
     ),
     "a kernel": Convention(
         "MSK-1",
@@ -180,7 +214,12 @@ CONVENTIONS = {
         name="attend",
     ),
     "a kernel of one head": Convention(
-        "SMX-6", HEAD_KERNEL, *SCALE, {"layout": "l d", "mask": None}, ("for i in range(len(q_2))",), name="attend"
+        "SMX-6",
+        HEAD_KERNEL,
+        *SCALE,
+        {"layout": "l d", "mask": None},
+        ("for i in range(len(q_2))",),
+        name="attend",
     ),
     "a kernel of one tensor": Convention(
         "SMX-6",
@@ -218,19 +257,24 @@ def script_of(folder: Path, case: Convention) -> str:
     (folder / "mine.py").write_text(case.source.replace(case.right, case.wrong))
     made = getattr(importlib.import_module("mine"), case.name)
     adapt: Any = from_kernel if case.name == "attend" else from_module
-    (verdict,) = check(adapt(made, **case.options), "quick", clauses=case.clause, dtypes="float32").verdicts
+    (verdict,) = check(
+        adapt(made, **case.options), "quick", clauses=case.clause, dtypes="float32"
+    ).verdicts
     assert verdict.status == "fail", verdict
     assert verdict.script
     return verdict.script
 
 
 def fails_until_mended(folder: Path, case: Convention, script: str, alone: Alone) -> None:
-    """Require that a script fails by its assertion where this package cannot be imported, and then passes."""
+    """Require that a script fails by its assertion where this package cannot be imported, and then
+    passes.
+    """
     (folder / "script.py").write_text(script)
     found = alone.run(folder / "script.py")
     assert found.startswith("AssertionError"), (found, script)
     (folder / "mine.py").write_text(case.source)
-    # A file of the same size, written within the same second, would be read from the bytecode of the wrong one.
+    # A file of the same size, written within the same second, would be read from the bytecode of
+    # the wrong one.
     shutil.rmtree(folder / "__pycache__", ignore_errors=True)
     assert alone.run(folder / "script.py") == "passes", script
 
@@ -239,14 +283,23 @@ def families() -> Iterator[Any]:
     for clause, (right, wrong) in FAULTS.items():
         # The first property of GQA-1, of gradients, has no script.
         claims = Claims(
-            dropout=True, grouped_query=True, kv_widths=True, composes={"autocast"}, gradients=clause != "GQA-1"
+            dropout=True,
+            grouped_query=True,
+            kv_widths=True,
+            composes={"autocast"},
+            gradients=clause != "GQA-1",
         )
-        yield pytest.param(Convention(clause, PLAIN, right, wrong, {"parameters": PATHS, "claims": claims}), id=clause)
+        yield pytest.param(
+            Convention(clause, PLAIN, right, wrong, {"parameters": PATHS, "claims": claims}),
+            id=clause,
+        )
 
 
 @pytest.mark.mostly_slow(12)
 @pytest.mark.parametrize("case", list(families()))
-def test_script_of_each_family_needs_the_file_alone(case: Convention, folder: Path, alone: Alone) -> None:
+def test_script_of_each_family_needs_the_file_alone(
+    case: Convention, folder: Path, alone: Alone
+) -> None:
     fails_until_mended(folder, case, script_of(folder, case), alone)
 
 
@@ -261,7 +314,10 @@ def test_script_uses_the_conventions_of_the_author(which: str, folder: Path, alo
 
 
 def test_script_ends_with_the_error_of_the_class(folder: Path, alone: Alone) -> None:
-    wrong = "if query.shape[1] != key.shape[1]:\n            raise RuntimeError('L != S')\n\n        def split"
+    wrong = (
+        "if query.shape[1] != key.shape[1]:\n            raise RuntimeError('L != S')\n\n       "
+        " def split"
+    )
     case = Convention("SHP-1", PLAIN, "def split", wrong, {"parameters": PATHS})
     (folder / "script.py").write_text(script_of(folder, case))
     assert alone.run(folder / "script.py") == "RuntimeError: L != S"
@@ -276,7 +332,9 @@ def test_script_finds_an_inferred_class_in_a_file_of_any_name(folder: Path, alon
     (folder / "script.py").write_text(str(verdict.script))
     assert alone.run(folder / "script.py").startswith("AssertionError")
     check_of_sizes = "if dim % num_heads:\n            raise ValueError(f'{dim} {num_heads}')"
-    fixed = FUSED.replace("        self.num_heads =", f"        {check_of_sizes}\n        self.num_heads =")
+    fixed = FUSED.replace(
+        "        self.num_heads =", f"        {check_of_sizes}\n        self.num_heads ="
+    )
     file.write_text(fixed)
     assert alone.run(folder / "script.py") == "passes"
 
@@ -292,6 +350,10 @@ def call(target: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any)
         (f"import mha.spec\n{PLAIN}", {}, "mine.py imports it"),
     ],
 )
-def test_script_that_needs_this_package_says_why(source: str, options: Any, reason: str, folder: Path) -> None:
-    script = script_of(folder, Convention("SMX-6", source, *FAULTS["SMX-6"], {"parameters": PATHS, **options}))
+def test_script_that_needs_this_package_says_why(
+    source: str, options: Any, reason: str, folder: Path
+) -> None:
+    script = script_of(
+        folder, Convention("SMX-6", source, *FAULTS["SMX-6"], {"parameters": PATHS, **options})
+    )
     assert f"\n# This script needs mha-conformance: {reason}.\n" in script

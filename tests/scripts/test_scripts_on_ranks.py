@@ -29,7 +29,10 @@ CASE = Case(n_heads=2, head_dim=2, B=2, L=4, S=8, ranks=2, seed=1)
 
 def equality(found: RecordedTensor) -> str:
     """Return the line that compares a tensor with its bits."""
-    return f"torch.testing.assert_close({found.code}, {literal(found.tensor)}, rtol=0, atol=0, equal_nan=True)"
+    return (
+        f"torch.testing.assert_close({found.code}, {literal(found.tensor)}, rtol=0, atol=0,"
+        " equal_nan=True)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,9 @@ def equality(found: RecordedTensor) -> str:
         (tensor_parallel.implementation, replace(CASE, n_heads=1, ranks=1, bias=False)),
     ],
 )
-def test_script_finds_the_numbers_of_the_judge(implementation: Sharded, case: Case, tmp_path: Path) -> None:
+def test_script_finds_the_numbers_of_the_judge(
+    implementation: Sharded, case: Case, tmp_path: Path
+) -> None:
     session, problem = Session(implementation, case), case.problem()
     output = session(problem, mode="no_grad").output
     gradients = session.gradients(problem, session.upstream(problem))
@@ -62,7 +67,9 @@ def test_script_has_a_mesh_in_a_larger_group(tmp_path: Path) -> None:
     session, problem = Session(ring.implementation, CASE), CASE.problem()
     larger = session.derive(session.built(problem), in_larger_group, "{}.in_larger_group()")
     output = session(problem, via=larger).output
-    text = script(session, "DST-9", Violation("off", (equality(output), "assert dist.get_rank() == rank + 1")))
+    text = script(
+        session, "DST-9", Violation("off", (equality(output), "assert dist.get_rank() == rank + 1"))
+    )
     assert text
     assert run_on_ranks(text, tmp_path) == ""
 
@@ -78,13 +85,21 @@ def test_script_shows_an_output_of_another_shape(implementation: Sharded, tmp_pa
     ("clause", "name", "correct"),
     [
         ("DST-1", "SummedOnTheFirstRank", "mha.conformance.faults.ranks import heads_parallel"),
-        ("DST-2", "GatheredWithoutGradients", "mha.conformance.faults.ranks import sequence_parallel"),
+        (
+            "DST-2",
+            "GatheredWithoutGradients",
+            "mha.conformance.faults.ranks import sequence_parallel",
+        ),
         ("DST-5", "MaskCutInOrder", "mha.implementations.ring import zigzag"),
     ],
 )
-def test_script_fails_with_the_fault_alone(clause: str, name: str, correct: str, tmp_path: Path) -> None:
+def test_script_fails_with_the_fault_alone(
+    clause: str, name: str, correct: str, tmp_path: Path
+) -> None:
     """With a correct implementation in its place, it ends."""
-    (verdict,) = check(registry.implementations[name], clauses=[clause], dtypes=torch.float32).verdicts
+    (verdict,) = check(
+        registry.implementations[name], clauses=[clause], dtypes=torch.float32
+    ).verdicts
     assert verdict.script
     assert "mha.conformance.sharding" not in verdict.script
     assert "AssertionError: " in run_on_ranks(verdict.script, tmp_path)
@@ -103,4 +118,7 @@ def test_script_runs_as_a_program(tmp_path: Path) -> None:
         (tmp_path / "alone.py").write_text(text)
         command = [sys.executable, tmp_path / "alone.py"]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (ended.returncode, "AssertionError: " in ended.stderr) == (status, bool(status)), ended.stderr
+        assert (ended.returncode, "AssertionError: " in ended.stderr) == (
+            status,
+            bool(status),
+        ), ended.stderr

@@ -23,8 +23,20 @@ pytestmark = pytest.mark.usefixtures("unshrunk", "undiagnosed")
 CLAUSES = [] if os.environ.get("LATTICE") else ["HED-1", "NUM-1", "SMX-2", "GRD-1"]
 
 
-FIRST = {"tf32, nearest", "bf16x3", "two parts of products", "flushed", "like FlashAttention", "online, tiles of 4"}
-FIRST |= {"tf32, declared bf16x3", "float8, declared bf16", "coarse exponential, 2^-4", "eight parts, declared one"}
+FIRST = {
+    "tf32, nearest",
+    "bf16x3",
+    "two parts of products",
+    "flushed",
+    "like FlashAttention",
+    "online, tiles of 4",
+}
+FIRST |= {
+    "tf32, declared bf16x3",
+    "float8, declared bf16",
+    "coarse exponential, 2^-4",
+    "eight parts, declared one",
+}
 
 
 def rows(table: Mapping[str, Arithmetic]) -> list[Any]:
@@ -41,7 +53,9 @@ def rows(table: Mapping[str, Arithmetic]) -> list[Any]:
 def test_right_arithmetic_conforms(name: str, dtype: str) -> None:
     row = RIGHT[name]
     report = check(Direct(row.cls, row.claims), "quick", dtypes=dtype, clauses=CLAUSES)
-    wrong = [verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")]
+    wrong = [
+        verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")
+    ]
     assert not [verdict for verdict in wrong if verdict.level != "SHOULD"]
 
 
@@ -51,7 +65,11 @@ def test_wrong_arithmetic_fails(name: str, dtype: str) -> None:
     row = WRONG[name]
     clauses = [*CLAUSES, "NUM-7", "NUM-8", "SMX-4", "GRD-8"] if CLAUSES else []
     report = check(Direct(row.cls, row.claims), "quick", dtypes=dtype, clauses=clauses)
-    assert [verdict for verdict in report.verdicts if verdict.status == "fail" and verdict.level != "SHOULD"]
+    assert [
+        verdict
+        for verdict in report.verdicts
+        if verdict.status == "fail" and verdict.level != "SHOULD"
+    ]
 
 
 class Products32(nn.Module):
@@ -72,7 +90,10 @@ class Products32(nn.Module):
         return self.multiply(x.flatten(0, 1), layer.weight.T).unflatten(0, x.shape[:2]) + layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        heads = (self.project(layer, x).unflatten(-1, (self.n_heads, -1)) for layer in (self.q, self.k, self.v))
+        heads = (
+            self.project(layer, x).unflatten(-1, (self.n_heads, -1))
+            for layer in (self.q, self.k, self.v)
+        )
         q, k, v = (head.transpose(1, 2) for head in heads)
         scores = self.multiply(q, k.mT) / q.shape[-1] ** 0.5
         raised = (scores - scores.amax(-1, keepdim=True)).exp()
@@ -93,7 +114,9 @@ def test_products_of_an_undeclared_class_are_found(products: Products) -> None:
     cls = type("Multiplies", (Products32,), {"limbs": staticmethod(LIMBS[products])})
     inference = infer(cls)
     assert inference.implementation.claims.rounding == Rounding(products=products)
-    assert (f'rounding=Rounding(products="{products}")' in inference.declaration) == (products != "ieee")
+    assert (f'rounding=Rounding(products="{products}")' in inference.declaration) == (
+        products != "ieee"
+    )
     assert ("multiplied" in inference.report()) == (products != "ieee")
 
 
@@ -111,6 +134,8 @@ def test_an_error_that_is_not_of_products_is_not_found_to_be() -> None:
 def test_rounding_that_hides_wrong_answers_is_no_fault_of_the_judge() -> None:
     """GRD-1 cannot tell what the gradients dropped within the bound of products in bfloat16."""
     row = Arithmetic(with_factors(arithmetic.bf16), ("float32",), Rounding(products="bf16"))
-    report = check(Direct(row.cls, row.claims), "quick", dtypes="float32", clauses=["GRD-1", "DRP-2"])
+    report = check(
+        Direct(row.cls, row.claims), "quick", dtypes="float32", clauses=["GRD-1", "DRP-2"]
+    )
     assert not [verdict for verdict in report.verdicts if verdict.status == "harness_error"]
     assert Claims(rounding=Rounding(products="bf16")).rounding.is_coarse

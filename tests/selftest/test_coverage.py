@@ -47,8 +47,12 @@ WITHOUT_KNOWN_BAD = {
     "outputs_share_no_memory": "known-bad answers have their own memory",
     "global_state_is_left_alone": "known-bad answers draw from their own generator",
     "compiled_agrees_with_eager": "a compilation takes seconds",
-    "a_module_is_filled_after_construction_without_memory": "known-bad answers have no constructor of their own",
-    "the_constructor_makes_parameters_of_the_dtype_and_device": "known-bad answers have no constructor of their own",
+    "a_module_is_filled_after_construction_without_memory": (
+        "known-bad answers have no constructor of their own"
+    ),
+    "the_constructor_makes_parameters_of_the_dtype_and_device": (
+        "known-bad answers have no constructor of their own"
+    ),
     "compiled_mask_agrees": "a compilation takes seconds",
     "generated_code_agrees": "generated code takes ten seconds",
     "generated_code_without_gradients_agrees": "generated code takes ten seconds",
@@ -62,7 +66,9 @@ WITHOUT_KNOWN_BAD = {
 
 def test_every_property_has_known_bad_answers_to_reject() -> None:
     assert {prop.name for prop in MEMBERS if not prop.must_reject} == set(WITHOUT_KNOWN_BAD)
-    assert {defect for prop in MEMBERS for defect in prop.must_reject} == set(REJECTED) - {"correct"}
+    assert {defect for prop in MEMBERS for defect in prop.must_reject} == set(REJECTED) - {
+        "correct"
+    }
     assert all(0.2 <= prop.min_rejection_rate <= 1 for prop in MEMBERS)
 
 
@@ -91,7 +97,9 @@ def nothing_asserted(prop: Property) -> Property:
     return replace(prop, function=accept)
 
 
-@pytest.mark.parametrize("prop", [prop for prop in MEMBERS if prop.must_reject], ids=lambda prop: prop.name)
+@pytest.mark.parametrize(
+    "prop", [prop for prop in MEMBERS if prop.must_reject], ids=lambda prop: prop.name
+)
 def test_every_property_rejects_its_known_bad_answers(prop: Property) -> None:
     """With a few cases of the quick profile; a property that is emptied does not."""
     dtype = prop.domain.dtypes[0] if prop.domain.dtypes else "float32"
@@ -111,7 +119,20 @@ def test_every_property_rejects_its_known_bad_answers(prop: Property) -> None:
         assert sensitivity.problem
 
 
-SAMPLE = ("CFG-5", "SHP-1", "SMX-2", "MSK-1", "MSK-8", "CAU-2", "PTH-1", "HED-1", "EQV-4", "NUM-1", "GRD-1", "INC-1")
+SAMPLE = (
+    "CFG-5",
+    "SHP-1",
+    "SMX-2",
+    "MSK-1",
+    "MSK-8",
+    "CAU-2",
+    "PTH-1",
+    "HED-1",
+    "EQV-4",
+    "NUM-1",
+    "GRD-1",
+    "INC-1",
+)
 # For each defect, a clause that it violates and a dtype that shows it.
 REJECTED_BY = {
     "zeros": ("NUM-1", "float32"),
@@ -155,10 +176,14 @@ REJECTED_BY = {
 
 
 @pytest.mark.usefixtures("fewer_cases")
-@pytest.mark.parametrize("claimed", [{"dropout": "output"}, {"dropout": "both", "scale": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "claimed", [{"dropout": "output"}, {"dropout": "both", "scale": 1.0}], ids=str
+)
 def test_known_bad_answer_without_a_defect_conforms(claimed: Any) -> None:
     claims = replace(CLAIMS, composes=(), extras=(), **claimed)
-    report = check(KnownBad(REJECTED["correct"], claims), "quick", clauses=SAMPLE, dtypes=["float32"])
+    report = check(
+        KnownBad(REJECTED["correct"], claims), "quick", clauses=SAMPLE, dtypes=["float32"]
+    )
     assert {verdict.status for verdict in report.verdicts} == {"pass"}, report.verdicts
 
 
@@ -167,7 +192,9 @@ def test_known_bad_answer_without_a_defect_conforms(claimed: Any) -> None:
 def test_known_bad_answer_does_not_conform(defect: str) -> None:
     clause, dtype = REJECTED_BY[defect]
     claims = replace(CLAIMS, composes=(), extras=(), memory="linear", lse=Lse(gradient=True))
-    report = check(KnownBad(REJECTED[defect], claims), "quick", clauses=[clause], dtypes=[dtype], strict=True)
+    report = check(
+        KnownBad(REJECTED[defect], claims), "quick", clauses=[clause], dtypes=[dtype], strict=True
+    )
     assert report.verdicts[0].status in ("fail", "blocked"), report.verdicts
     assert not report.conforms
 
@@ -213,7 +240,13 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "devices": ({"cuda"}, "SHP-1"),
     "sizes": (Sizes(n_heads={2}), "NUM-1"),
     "rounding": (
-        Rounding(scores_stored=False, weights_stored=False, scaling_roundings=0, exp_error=4, log_normaliser=False),
+        Rounding(
+            scores_stored=False,
+            weights_stored=False,
+            scaling_roundings=0,
+            exp_error=4,
+            log_normaliser=False,
+        ),
         "NUM-1",
     ),
 }
@@ -239,10 +272,19 @@ ROUNDING: dict[str, tuple[Any, str, str]] = {
 
 
 # Claims that change none of the few cases of the quick profile.
-OF_MANY_CASES = {"causal", "per_item_mask", "per_head_mask", "per_query_mask", "joint_masks", "retiles"}
+OF_MANY_CASES = {
+    "causal",
+    "per_item_mask",
+    "per_head_mask",
+    "per_query_mask",
+    "joint_masks",
+    "retiles",
+}
 
 
-def verdict_on(implementation: Implementation, clause: str, dtype: str, profile: str) -> tuple[Any, ...]:
+def verdict_on(
+    implementation: Implementation, clause: str, dtype: str, profile: str
+) -> tuple[Any, ...]:
     """Return the parts of a verdict that a claim may change."""
     (verdict,) = check(implementation, profile, clauses=[clause], dtypes=[dtype]).verdicts
     return verdict.status, verdict.examples, verdict.margin, verdict.message
@@ -262,17 +304,24 @@ def test_every_claim_changes_a_verdict(field: str) -> None:
     cls = of_fields.get(field, faults.Complete)
     base = replace(CLAIMS, masks={"bool"}) if field == "prefix_masks" else CLAIMS
     claimed, changed = (
-        faults.implementation_of(cls, replace(base, **claims)) for claims in ({}, {field: value, **consistent})
+        faults.implementation_of(cls, replace(base, **claims))
+        for claims in ({}, {field: value, **consistent})
     )
     profile = "default" if field in OF_MANY_CASES else "quick"
-    assert verdict_on(claimed, clause, "float32", profile) != verdict_on(changed, clause, "float32", profile)
+    assert verdict_on(claimed, clause, "float32", profile) != verdict_on(
+        changed, clause, "float32", profile
+    )
 
 
 @pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize("field", [field.name for field in fields(Rounding)])
 def test_every_rounding_changes_a_verdict(field: str) -> None:
     value, clause, dtype = ROUNDING[field]
-    cls, given = (SequenceParallel, ON_RANKS) if field == "partials_stored" else (faults.Complete, CLAIMS)
+    cls, given = (
+        (SequenceParallel, ON_RANKS) if field == "partials_stored" else (faults.Complete, CLAIMS)
+    )
     claims = [replace(given, rounding=Rounding(**rounding)) for rounding in ({}, {field: value})]
-    one, other = (verdict_on(faults.implementation_of(cls, each), clause, dtype, "quick") for each in claims)
+    one, other = (
+        verdict_on(faults.implementation_of(cls, each), clause, dtype, "quick") for each in claims
+    )
     assert one != other

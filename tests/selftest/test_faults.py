@@ -43,13 +43,17 @@ BASES = {
 
 
 def members_of(fault: faults.Fault) -> tuple[Property, ...]:
-    """Return the properties of which one must catch a fault: all of its clause, unless the fault names one."""
+    """Return the properties of which one must catch a fault: all of its clause, unless the fault
+    names one.
+    """
     return tuple(p for p in PROPERTIES[fault.clause] if fault.caught_by in ("", p.name))
 
 
 @pytest.fixture(autouse=True)
 def global_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(group, "TIMEOUT", 8.0)  # the ranks have little to do, and one fault waits that long
+    monkeypatch.setattr(
+        group, "TIMEOUT", 8.0
+    )  # the ranks have little to do, and one fault waits that long
     yield
     torch.set_grad_enabled(True)
     torch.set_default_dtype(torch.float32)
@@ -69,7 +73,10 @@ def parameters() -> Iterator[object]:
 
 @pytest.mark.parametrize("fault", list(parameters()))
 def test_fault_fails_the_clause_that_must_catch_it(
-    fault: faults.Fault, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+    fault: faults.Fault,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     if fault.name not in SHRUNK:
         request.getfixturevalue("unshrunk")
@@ -106,7 +113,11 @@ def test_every_faulty_class_is_registered() -> None:
         for name, cls in vars(loaded).items():
             if module.name.startswith("hostile"):  # which tests/harness/test_hostile.py has
                 continue
-            if isinstance(cls, type) and issubclass(cls, nn.Module) and cls.__module__ == loaded.__name__:
+            if (
+                isinstance(cls, type)
+                and issubclass(cls, nn.Module)
+                and cls.__module__ == loaded.__name__
+            ):
                 assert (cls in registered) != (name in BASES), name
 
 
@@ -125,12 +136,14 @@ def test_cells_are_distinct_and_in_the_order_of_the_contract() -> None:
 
 
 def test_each_fault_is_in_the_module_of_one_of_its_clauses() -> None:
-    """A module of faults names its clauses in the first line."""
+    """A module of faults names its clauses in the first paragraph."""
     homes = {
-        fault.cls: fault.cls.__module__ for fault in faults.FAULTS if not fault.cls.__module__.endswith(".tutorials")
+        fault.cls: fault.cls.__module__
+        for fault in faults.FAULTS
+        if not fault.cls.__module__.endswith(".tutorials")
     }
     for cls, module in homes.items():
-        heading = str(import_module(module).__doc__).partition("\n")[0]
+        heading = str(import_module(module).__doc__).partition("\n\n")[0]
         families = {fault.clause[:3] for fault in faults.FAULTS if fault.cls is cls}
         assert any(family in heading for family in families), cls
 
@@ -138,7 +151,11 @@ def test_each_fault_is_in_the_module_of_one_of_its_clauses() -> None:
 def test_decorators_of_a_class_share_its_implementation() -> None:
     for fault in faults.FAULTS:
         module = vars(import_module(fault.cls.__module__))
-        assert module[f"faulty_{fault.name}"] is fault.implementation is faults.implementations[fault.name]
+        assert (
+            module[f"faulty_{fault.name}"]
+            is fault.implementation
+            is faults.implementations[fault.name]
+        )
 
 
 @pytest.mark.mostly_slow(40)
@@ -178,14 +195,26 @@ NOT_CLAIMED = ("MEM-1", "VAL-1", "LSE-1", "LSE-3")
 def test_complete_base_of_the_faults_passes_every_clause(dtype: str) -> None:
     """Those of level SHOULD and MAY as well."""
     without_ranks = (clause for clause in PROPERTIES if not needs_ranks(clause))
-    clauses = {clause for clause in without_ranks if dtype == "float32" or clause.startswith(OF_DTYPES)}
-    report = check(faults.complete, profile="quick", dtypes=[dtype], strict=True, clauses=clauses - {"CMP-1"})
-    failures = [verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")]
+    clauses = {
+        clause for clause in without_ranks if dtype == "float32" or clause.startswith(OF_DTYPES)
+    }
+    report = check(
+        faults.complete, profile="quick", dtypes=[dtype], strict=True, clauses=clauses - {"CMP-1"}
+    )
+    failures = [
+        verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")
+    ]
     assert not failures
     for verdict in report.verdicts:
-        if verdict.clause in ("STA-9", "CFG-7", *NOT_CLAIMED):  # it has no layers, and no constructor of its own
+        if verdict.clause in (
+            "STA-9",
+            "CFG-7",
+            *NOT_CLAIMED,
+        ):  # it has no layers, and no constructor of its own
             continue
-        of_other_dtypes = all(p.domain.dtypes and dtype not in p.domain.dtypes for p in PROPERTIES[verdict.clause])
+        of_other_dtypes = all(
+            p.domain.dtypes and dtype not in p.domain.dtypes for p in PROPERTIES[verdict.clause]
+        )
         assert (verdict.status == "not_claimed") == of_other_dtypes, verdict
 
 

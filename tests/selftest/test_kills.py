@@ -44,15 +44,25 @@ def test_matrix_of_two_faults_is_printed_and_written(tmp_path: Path) -> None:
         ("Unscaled", "SMX-6", "fail"),
         ("FiniteFill", "MSK-8", "fail"),
     }
-    assert all(cell["cases_to_failure"] >= 1 and cell["minimal_case_elements"] >= 1 for cell in cells)
+    assert all(
+        cell["cases_to_failure"] >= 1 and cell["minimal_case_elements"] >= 1 for cell in cells
+    )
     assert all(cell["case"].startswith("Case(") for cell in cells)
-    assert "of 2 faults and dtypes, the baseline checks catch: allclose 1, assert_close 1, grid 1" in output
+    assert (
+        "of 2 faults and dtypes, the baseline checks catch: allclose 1, assert_close 1, grid 1"
+        in output
+    )
     assert "1 of 2 faults need a trigger" in output
     table = files["markdown"].read_text()
-    assert "](https://github.com/mlc-ai/mlc-llm/pull/3426) | The scores are not divided by sqrt(d_k). |" in table
+    assert (
+        "](https://github.com/mlc-ai/mlc-llm/pull/3426) | The scores are not divided by"
+        " sqrt(d_k). |" in table
+    )
     assert "| an empty row | float32 | MSK-8 |" in table
     drawn = ElementTree.fromstring(files["svg"].read_text())
-    assert len(drawn.findall("{*}rect")) == 1 + 2 + 3  # the ground, a square for each, and the baseline checks of one
+    assert (
+        len(drawn.findall("{*}rect")) == 1 + 2 + 3
+    )  # the ground, a square for each, and the baseline checks of one
 
 
 def test_cells_are_distinct(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,13 +70,19 @@ def test_cells_are_distinct(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = Verdict(implementation="", clause="", level="MUST", dtype="", device="", status="pass")
     monkeypatch.setattr(kill_matrix, "judge", lambda *_, **__: passed)
     monkeypatch.setattr(kill_matrix, "caught_by", lambda *_: ())
-    cells = [(kill.fault, kill.dtype, kill.clause) for kill in kill_matrix.kills(0, "quick", every_clause=False)]
+    cells = [
+        (kill.fault, kill.dtype, kill.clause)
+        for kill in kill_matrix.kills(0, "quick", every_clause=False)
+    ]
     assert len(cells) == len(set(cells))
     assert set(cells) == {(fault.name, fault.dtype, fault.clause) for fault in FAULTS}
 
 
 def test_every_clause_judges_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    judged = {clause: properties()[clause] for clause in ("SHP-1", "SMX-6", "MSK-1", "CAU-1", "HED-1", "NUM-1")}
+    judged = {
+        clause: properties()[clause]
+        for clause in ("SHP-1", "SMX-6", "MSK-1", "CAU-1", "HED-1", "NUM-1")
+    }
     monkeypatch.setattr(kill_matrix, "properties", lambda: judged)
     kills = list(kill_matrix.kills(0, "quick", every_clause=True, names=["Unscaled"]))
     assert {kill.clause for kill in kills if kill.named} == {"SMX-6"}
@@ -89,7 +105,10 @@ def test_fault_that_is_not_caught_is_reported(monkeypatch: pytest.MonkeyPatch) -
     [
         (("Unscald",), "there is no fault 'Unscald'; did you mean Unscaled"),
         (("--profile", "fast"), "unknown profile 'fast'"),
-        (("--json", "no/such/folder/kills.json"), "there is no folder 'no/such/folder' to write 'kills.json' in"),
+        (
+            ("--json", "no/such/folder/kills.json"),
+            "there is no folder 'no/such/folder' to write 'kills.json' in",
+        ),
     ],
 )
 def test_bad_input_is_rejected_in_one_line(arguments: tuple[str, ...], message: str) -> None:

@@ -1,4 +1,6 @@
-"""Each kind of subject conforms, called only as it claims, and is judged on every clause that such calls can state."""
+"""Each kind of subject conforms, called only as it claims, and is judged on every clause that such
+calls can state.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,19 @@ SAMPLE = (
 @pytest.mark.parametrize("kind", KINDS if os.environ.get("LATTICE") else SAMPLE)
 def test_each_kind_conforms_and_is_judged_as_the_table_says(kind: str) -> None:
     report = judge(kind)
-    failed = {verdict.clause for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")}
+    failed = {
+        verdict.clause
+        for verdict in report.verdicts
+        if verdict.status not in ("pass", "not_claimed")
+    }
     assert not failed, [verdict for verdict in report.verdicts if verdict.clause in failed]
     assert row_of(kind, report) in PAGE.read_text(encoding="utf-8")
 
 
 class DropsInEvaluation(ClaimedOnly):
-    """Dropout is applied in evaluation too, as by `scaled_dot_product_attention(..., dropout_p=self.dropout)`."""
+    """Dropout is applied in evaluation too, as by `scaled_dot_product_attention(...,
+    dropout_p=self.dropout)`.
+    """
 
     def drop(self, weights: Tensor) -> Tensor:
         return F.dropout(weights, self.config.dropout, True)
@@ -93,6 +101,10 @@ class KeysShifted(ClaimedOnly):
         ("one row of keys for all", FillsWithALowNumber, "MSK-8"),
     ],
 )
-def test_a_fault_that_its_kind_can_show_is_caught(kind: str, cls: type[ClaimedOnly], clause: str) -> None:
-    (verdict,) = check(Subject(kind, KINDS[kind], cls), "quick", clauses=[clause], dtypes=["float32"]).verdicts
+def test_a_fault_that_its_kind_can_show_is_caught(
+    kind: str, cls: type[ClaimedOnly], clause: str
+) -> None:
+    (verdict,) = check(
+        Subject(kind, KINDS[kind], cls), "quick", clauses=[clause], dtypes=["float32"]
+    ).verdicts
     assert verdict.status == "fail", verdict

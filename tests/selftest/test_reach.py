@@ -26,7 +26,9 @@ from support import variants
 QUICK = Settings(profile="quick", dtypes=("float32",))
 
 
-def result_of(implementation: Implementation, clause: str, number: int, dtype: str = "float32") -> PropertyResult:
+def result_of(
+    implementation: Implementation, clause: str, number: int, dtype: str = "float32"
+) -> PropertyResult:
     """Return what the search for a failure of one property finds."""
     return run_property(implementation, properties()[clause][number - 1], dtype, "cpu", QUICK)
 
@@ -61,7 +63,8 @@ def test_any_input_may_be_the_only_expanded_one(place: int, axis: int) -> None:
 
 
 def stale_mask(axis: int, fill: Callable[[Tensor], Tensor]) -> type[faults.Complete]:
-    """Return a class whose mask buffer is written in part, if a call is smaller than the last one along one axis only.
+    """Return a class whose mask buffer is written in part, if a call is smaller than the last one
+    along one axis only.
 
     fill: what a call writes, of what it allows; False where the buffer shows.
     """
@@ -73,10 +76,17 @@ def stale_mask(axis: int, fill: Callable[[Tensor], Tensor]) -> type[faults.Compl
             allowed, bias = super().allow(options, q, k)
             shape, held = list(allowed.shape), self.held
             fits = held is not None and held.shape[axis] > shape[axis]
-            if fits and [*held.shape[:axis], *held.shape[axis + 1 :]] == [*shape[:axis], *shape[axis + 1 :]]:
+            if fits and [*held.shape[:axis], *held.shape[axis + 1 :]] == [
+                *shape[:axis],
+                *shape[axis + 1 :],
+            ]:
                 allowed = allowed & (held.narrow(axis, 0, shape[axis]) | fill(allowed))
             with torch.inference_mode(False):
-                self.held = allowed.clone() if options.mask is not None else torch.ones(shape, dtype=torch.bool)
+                self.held = (
+                    allowed.clone()
+                    if options.mask is not None
+                    else torch.ones(shape, dtype=torch.bool)
+                )
             return allowed, bias
 
     return StaleMask
@@ -84,10 +94,12 @@ def stale_mask(axis: int, fill: Callable[[Tensor], Tensor]) -> type[faults.Compl
 
 @pytest.mark.parametrize("axis", [0, 2, 3], ids=["items", "queries", "keys"])
 def test_a_call_may_be_smaller_in_any_size(axis: int) -> None:
-    assert result_of(faults.implementation_of(stale_mask(axis, torch.zeros_like)), "STA-3", 6).failure, (
-        "the buffer of a larger call is read"
-    )
-    assert not result_of(faults.implementation_of(stale_mask(axis, torch.ones_like)), "STA-3", 6).failure
+    assert result_of(
+        faults.implementation_of(stale_mask(axis, torch.zeros_like)), "STA-3", 6
+    ).failure, "the buffer of a larger call is read"
+    assert not result_of(
+        faults.implementation_of(stale_mask(axis, torch.ones_like)), "STA-3", 6
+    ).failure
 
 
 def in_turn(count: int) -> type[faults.Complete]:
@@ -100,7 +112,9 @@ def in_turn(count: int) -> type[faults.Complete]:
                 return Output(output, weights)
             with torch.inference_mode(False):
                 ring = [torch.empty(output.shape, dtype=output.dtype) for _ in range(count)]
-            held = self.__dict__.setdefault("held", {}).setdefault((output.shape, output.dtype), ring)
+            held = self.__dict__.setdefault("held", {}).setdefault(
+                (output.shape, output.dtype), ring
+            )
             held.append(held.pop(0))
             return Output(held[0].copy_(output), weights)
 
@@ -129,9 +143,14 @@ def test_masks_of_more_than_256_heads_differ_in_either_order(heads_first: bool) 
 
 @pytest.mark.parametrize(("name", "message"), [("sdpa", "is not implemented"), ("tiled", "")])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_backward_pass_that_cannot_be_differentiated_fails(name: str, message: str, dtype: str) -> None:
+def test_a_backward_pass_that_cannot_be_differentiated_fails(
+    name: str, message: str, dtype: str
+) -> None:
     (resolved,) = resolve(name)
-    claimed = replace(resolved.implementation, claims=replace(resolved.implementation.claims, second_gradients=True))
+    claimed = replace(
+        resolved.implementation,
+        claims=replace(resolved.implementation.claims, second_gradients=True),
+    )
     failure = result_of(claimed, "GRD-9", 2 if dtype == "float32" else 1, dtype).failure
     assert failure
     assert message in failure[1].message

@@ -18,11 +18,15 @@ class DropoutLayer(base.Complete):
 
     def __init__(self, config: Config, weights: Weights) -> None:
         nn.Dropout(config.dropout)
-        super().__init__(replace(config, dropout=0.0) if math.isnan(config.dropout) else config, weights)
+        super().__init__(
+            replace(config, dropout=0.0) if math.isnan(config.dropout) else config, weights
+        )
 
 
 def judged(implementation: Implementation, clause: str, *, strict: bool = False) -> Verdict:
-    (verdict,) = check(implementation, "quick", clauses=[clause], dtypes=["float32"], strict=strict).verdicts
+    (verdict,) = check(
+        implementation, "quick", clauses=[clause], dtypes=["float32"], strict=strict
+    ).verdicts
     return verdict
 
 
@@ -43,12 +47,26 @@ def test_dropout_of_nan_may_be_accepted() -> None:
 @pytest.mark.parametrize(
     ("cls", "claimed", "advice"),
     [
-        (base.Complete, "bool", 'is not claimed: claim masks={"bool", "float"} if it is added to the scores'),
-        (base.Complete, "float", 'is not claimed: claim masks={"bool", "float"} if True means that a query may'),
-        (mask_edges.IntegerMaskAdded, "bool float", "refuse it, so that callers convert it to booleans or floats"),
+        (
+            base.Complete,
+            "bool",
+            'is not claimed: claim masks={"bool", "float"} if it is added to the scores',
+        ),
+        (
+            base.Complete,
+            "float",
+            'is not claimed: claim masks={"bool", "float"} if True means that a query may',
+        ),
+        (
+            mask_edges.IntegerMaskAdded,
+            "bool float",
+            "refuse it, so that callers convert it to booleans or floats",
+        ),
     ],
 )
-def test_mask_that_is_not_claimed_says_what_to_claim_or_do(cls: type[nn.Module], claimed: str, advice: str) -> None:
+def test_mask_that_is_not_claimed_says_what_to_claim_or_do(
+    cls: type[nn.Module], claimed: str, advice: str
+) -> None:
     claims = replace(base.implementation_of(cls).claims, masks=frozenset(claimed.split()))
     failure = judged(base.implementation_of(cls, claims), "MSK-12")
     assert (failure.status, failure.violated) == ("fail", "masks_of_an_unclaimed_dtype_are_refused")

@@ -33,7 +33,9 @@ def statuses(form: str, dtype: str, clauses: list[str]) -> list[tuple[str, str]]
 @pytest.mark.usefixtures("undiagnosed", "unshrunk")
 @pytest.mark.parametrize(("form", "violated", "blocked"), ROWS, ids=[row[0] for row in ROWS])
 def test_table_of_tutorials_is_correct(form: str, violated: str, blocked: str) -> None:
-    assert statuses(form, "float32", clauses_of(violated)) == [(clause, "fail") for clause in clauses_of(violated)]
+    assert statuses(form, "float32", clauses_of(violated)) == [
+        (clause, "fail") for clause in clauses_of(violated)
+    ]
     *waiting, cause = clauses_of(blocked) or [""]
     if waiting:
         found = dict(statuses(form, "float32", [*waiting, cause]))
@@ -47,10 +49,14 @@ def test_table_has_every_form() -> None:
 @pytest.mark.usefixtures("undiagnosed", "unshrunk")
 def test_scale_in_float32_fails_in_float64() -> None:
     assert ", ".join(IN_FLOAT64.split()[:-1]) in re.sub(r"\s+", " ", DOCUMENT)
-    assert statuses("modular", "float64", IN_FLOAT64.split()) == [(clause, "fail") for clause in IN_FLOAT64.split()]
+    assert statuses("modular", "float64", IN_FLOAT64.split()) == [
+        (clause, "fail") for clause in IN_FLOAT64.split()
+    ]
 
 
 def test_fill_value_of_tutorials_does_not_fit_in_float16() -> None:
-    (verdict,) = check(tutorials.vectorized, "quick", clauses=["MSK-1"], dtypes=["float16"]).verdicts
+    (verdict,) = check(
+        tutorials.vectorized, "quick", clauses=["MSK-1"], dtypes=["float16"]
+    ).verdicts
     assert verdict.status == "fail"
     assert "Half without overflow" in verdict.message

@@ -1,7 +1,8 @@
-"""The bound against admissible roundings, drawn at every node of the core: none may exceed it, and some come close.
+"""The bound against admissible roundings, drawn at every node of the core: none may exceed it, and
+some come close.
 
-Each step is computed in float64, and then multiplied by a number within a unit roundoff of 1. The roundoffs are large,
-so that products of two of them count as well.
+Each step is computed in float64, and then multiplied by a number within a unit roundoff of 1. The
+roundoffs are large, so that products of two of them count as well.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ COARSE = Units(accumulate=2.0**-10, store=2.0**-8, subnormal=0.0, flush=0.0, lar
 EXPONENTIAL = 12
 WHOLE = Rounding(softmax_stored=False, scaling_roundings=0, log_normaliser=False, rescales=0)
 STORED = Rounding(scaling_roundings=0, log_normaliser=False, rescales=0)
-TILED = Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False)
+TILED = Rounding(
+    scores_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False
+)
 SPLIT = Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, rescales=0)
 
 
 class Rounder:
     """Errors of each step, (DRAWS, keys) or (DRAWS, keys, width).
 
-    A third of the draws has a random sign at each place, another one the signs of the keys at every step, and the last
-    one those signs or the opposite ones, step by step. side: the signs (S,), those of the keys whose values are above
-    the context: when these get more, and the others less, it moves most.
+    A third of the draws has a random sign at each place, another one the signs of the keys at every
+    step, and the last one those signs or the opposite ones, step by step. side: the signs (S,),
+    those of the keys whose values are above the context: when these get more, and the others less,
+    it moves most.
     """
 
     def __init__(self, side: Tensor, generator: torch.Generator) -> None:
@@ -106,12 +110,19 @@ def stored(r: Rounder, q: Tensor, k: Tensor, v: Tensor, tau: float) -> tuple[Ten
 def tiled(r: Rounder, q: Tensor, k: Tensor, v: Tensor, tau: float) -> tuple[None, Tensor]:
     """An online softmax, key by key, to base two."""
     scores = r.near(r.scores(q, k, tau, store=False) * math.log2(math.e)) * math.log(2)
-    highest, total, context = scores[:, :1], torch.ones(DRAWS, 1, dtype=torch.float64), r.near(v[0].expand(DRAWS, -1))
+    highest, total, context = (
+        scores[:, :1],
+        torch.ones(DRAWS, 1, dtype=torch.float64),
+        r.near(v[0].expand(DRAWS, -1)),
+    )
     for place in range(1, len(k)):
         score = scores[:, place : place + 1]
         higher = torch.maximum(highest, score)
         rescale, raised = (r.raised(r.near(x - higher)) for x in (highest, score))
-        rescale, raised = rescale.where(highest < higher, torch.ones(())), raised.where(score < higher, torch.ones(()))
+        rescale, raised = (
+            rescale.where(highest < higher, torch.ones(())),
+            raised.where(score < higher, torch.ones(())),
+        )
         total = r.near(r.near(total * rescale) + raised)
         context = r.near(r.near(context * rescale) + r.near(r.kept(raised) * v[place]))
         highest = higher
@@ -154,19 +165,25 @@ FORMS: dict[str, tuple[Step, Rounding]] = {
 
 
 def problems() -> Iterator[tuple[Tensor, Tensor, Tensor, torch.Generator]]:
-    """Queries (d,), keys (S, d) and values (S, d): scores near to each other, or far apart, growing in some."""
+    """Queries (d,), keys (S, d) and values (S, d): scores near to each other, or far apart, growing
+    in some.
+    """
     for seed in range(48):
         generator = torch.Generator().manual_seed(seed)
         width, keys, size = 1 + seed % 3, (2, 3, 5, 9)[seed // 3 % 4], (0.3, 1.0, 3.0)[seed % 3]
         q = size * torch.randn(width, generator=generator, dtype=torch.float64)
-        k, v = (torch.randn(keys, width, generator=generator, dtype=torch.float64) for _ in range(2))
+        k, v = (
+            torch.randn(keys, width, generator=generator, dtype=torch.float64) for _ in range(2)
+        )
         if seed % 5 == 0:  # the maximum grows at every key, and the values with it
             q, k, v = q.abs(), k.abs().sort(0).values, v.sort(0).values
         yield q, k, v, generator
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_admissible_roundings_stay_within_the_bound(form: str, record_property: Callable[..., None]) -> None:
+def test_admissible_roundings_stay_within_the_bound(
+    form: str, record_property: Callable[..., None]
+) -> None:
     compute, rounding = FORMS[form]
     precision, largest = Precision(COARSE, COARSE, rounding, EXPONENTIAL), 0.0
     for q, k, v, generator in problems():
@@ -180,6 +197,8 @@ def test_admissible_roundings_stay_within_the_bound(form: str, record_property: 
         computed = compute(Rounder(side, generator), q, k, v, tau)
         for actual, ball in zip(computed, (found.weights, found.context), strict=True):
             if actual is not None:
-                largest = max(largest, float(((actual - ball.mid[0, 0]).abs() / ball.rad[0, 0]).max()))
+                largest = max(
+                    largest, float(((actual - ball.mid[0, 0]).abs() / ball.rad[0, 0]).max())
+                )
     record_property("largest error/bound", largest)
     assert 0.25 < largest <= 1

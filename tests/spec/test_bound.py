@@ -1,4 +1,6 @@
-"""The bound: no correct implementation exceeds it, it is exact where it should be, and small errors exceed it."""
+"""The bound: no correct implementation exceeds it, it is exact where it should be, and small errors
+exceed it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.implementations import resolve
-from mha.spec import Claims, Config, Implementation, Output, Problem, Rounding, Weights, gradients, oracle
+from mha.spec import (
+    Claims,
+    Config,
+    Implementation,
+    Output,
+    Problem,
+    Rounding,
+    Weights,
+    gradients,
+    oracle,
+)
 from mha.spec.bounds import Ball, units_of, weighted_distance
 from mha.spec.claims import EmptyRow
 from mha.spec.core import attend
@@ -38,7 +50,8 @@ SEEDS = 24
 PLAIN = Claims(rounding=Rounding(log_normaliser=False, rescales=0))
 # In float64 the oracle rounds as much as an implementation.
 ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-52}
-# The part of a context's bound that errors of the scores can reach: nearly all where they outweigh all others.
+# The part of a context's bound that errors of the scores can reach: nearly all where they outweigh
+# all others.
 REACHED = {"normal": 0.3, "heavy": 0.4, "integers": 0.6, "offset": 0.9}
 MASKED = ("keys", "padding", "items", "full", "single", "head_bias", "empty_rows", "empty_item")
 # Every field of `Rounding`, from the strictest value on.
@@ -84,12 +97,17 @@ def test_correct_implementations_stay_within_the_bound(
     for _ in range(CASES):
         case = random_case(rng, dtype)
         problem = case.problem()
-        expected, result = oracle(problem, implementation.claims), result_of(implementation, problem)
+        expected, result = (
+            oracle(problem, implementation.claims),
+            result_of(implementation, problem),
+        )
         parts = [(result.output, expected.output)]
         if result.weights is not None:
             parts.append((result.weights, expected.weights))
         for part, ball in parts:
-            assert ball.rad.isfinite().all() or dtype not in MUST_EXCEED, f"{case!r} has a bound that proves nothing"
+            assert ball.rad.isfinite().all() or dtype not in MUST_EXCEED, (
+                f"{case!r} has a bound that proves nothing"
+            )
             largest = max(largest, ratio(part, ball))
             assert largest < 1, f"{case!r}: error/bound is {largest}"
     record_property("largest error/bound", largest)
@@ -107,9 +125,13 @@ def makes_a_difference(field: str, dtype: str) -> bool:
 @pytest.mark.parametrize("dtype", TRAITS)
 @pytest.mark.parametrize("field", LOOSER)
 def test_looser_rounding_has_larger_radii(field: str, dtype: str) -> None:
-    problem = Case(n_heads=3, head_dim=5, B=2, L=7, S=11, dtype=dtype, mask="head_bias", seed=1).problem()
+    problem = Case(
+        n_heads=3, head_dim=5, B=2, L=7, S=11, dtype=dtype, mask="head_bias", seed=1
+    ).problem()
     strictest = Rounding(**{name: values[0] for name, values in LOOSER.items()})
-    claims = [replace(PLAIN, rounding=replace(strictest, **{field: value})) for value in LOOSER[field]]
+    claims = [
+        replace(PLAIN, rounding=replace(strictest, **{field: value})) for value in LOOSER[field]
+    ]
     for stricter, looser in pairwise(oracle(problem, claim).output for claim in claims):
         assert torch.equal(stricter.mid, looser.mid)
         assert (stricter.rad <= looser.rad).all()
@@ -118,13 +140,24 @@ def test_looser_rounding_has_larger_radii(field: str, dtype: str) -> None:
 
 
 def score_errors(problem: Problem) -> Tensor:
-    """The first-order error of each score, (B, H, L, S), in unit roundoffs, from Higham's rules alone.
+    """The first-order error of each score, (B, H, L, S), in unit roundoffs, from Higham's rules
+    alone.
 
-    A projection: n + 1 terms and a store. A score: d_k terms, two scalings, four roundings of the scale, a store.
+    A projection: n + 1 terms and a store. A score: d_k terms, two scalings, four roundings of the
+    scale, a store.
     """
-    given, heads = problem.weights.to(torch.float64), (problem.config.n_heads, problem.config.head_dim)
+    given, heads = (
+        problem.weights.to(torch.float64),
+        (
+            problem.config.n_heads,
+            problem.config.head_dim,
+        ),
+    )
     sizes = []
-    for x, weight, bias in ((problem.query, given.w_q, given.b_q), (problem.key, given.w_k, given.b_k)):
+    for x, weight, bias in (
+        (problem.query, given.w_q, given.b_q),
+        (problem.key, given.w_k, given.b_k),
+    ):
         mid, size = x.double() @ weight.T + bias, x.double().abs() @ weight.T.abs() + bias.abs()
         error = (weight.shape[1] + 1) * size + mid.abs()
         sizes += [mid.abs().unflatten(-1, heads), error.unflatten(-1, heads)]
@@ -138,11 +171,19 @@ def score_errors(problem: Problem) -> Tensor:
 @pytest.mark.parametrize("dtype", MUST_EXCEED)
 @pytest.mark.parametrize("values", REACHED)
 @pytest.mark.parametrize("n_heads", [1, 3])
-def test_errors_of_scores_reach_most_of_the_bound(n_heads: int, values: str, dtype: str, seed: int) -> None:
-    """A float mask adds errors to the scores, all of which pull one channel of every head the same way."""
-    problem = Case(n_heads=n_heads, head_dim=5, B=2, L=7, S=11, dtype=dtype, values=values, seed=seed).problem()
+def test_errors_of_scores_reach_most_of_the_bound(
+    n_heads: int, values: str, dtype: str, seed: int
+) -> None:
+    """A float mask adds errors to the scores, all of which pull one channel of every head the same
+    way.
+    """
+    problem = Case(
+        n_heads=n_heads, head_dim=5, B=2, L=7, S=11, dtype=dtype, values=values, seed=seed
+    ).problem()
     expected = oracle(problem, PLAIN)
-    above = expected.value.mid[..., 0].unsqueeze(2) > expected.context.mid[..., ::5].mT.unsqueeze(-1)
+    above = expected.value.mid[..., 0].unsqueeze(2) > expected.context.mid[..., ::5].mT.unsqueeze(
+        -1
+    )
     mask = ROUNDOFF[dtype] * score_errors(problem) * torch.where(above, 1.0, -1.0)
     pulled = oracle(problem.change(mask=mask), PLAIN)
     assert REACHED[values] < ratio(pulled.context.mid[..., ::5], expected.context[..., ::5]) <= 1
@@ -215,7 +256,9 @@ def mask_error(problem: Problem, eps: float) -> Output:
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("dtype", MUST_EXCEED)
 @pytest.mark.parametrize("defect", [scale_error, weight_error, mask_error])
-def test_small_errors_exceed_the_bound(defect: Callable[[Problem, float], Output], dtype: str, seed: int) -> None:
+def test_small_errors_exceed_the_bound(
+    defect: Callable[[Problem, float], Output], dtype: str, seed: int
+) -> None:
     problem = moderate_problem(seed, dtype, mask="head_bias" if defect is mask_error else "none")
     expected = oracle(problem, vectorized.claims)
     correct, incorrect = defect(problem, 0.0), defect(problem, MUST_EXCEED[dtype])
@@ -231,7 +274,9 @@ def test_sums_of_rows_do_not_depend_on_how_large_the_scores_are(dtype: str) -> N
     for factor in (1, 16, 64):
         problem = case.problem()
         expected = oracle(problem.change(w_q=problem.weights.w_q * factor), PLAIN)
-        largest = 2 * torch.finfo(problem.query.dtype).eps * (6 + math.log(65)) + 300 * ROUNDOFF.get(dtype, 2.0**-24)
+        largest = 2 * torch.finfo(problem.query.dtype).eps * (
+            6 + math.log(65)
+        ) + 300 * ROUNDOFF.get(dtype, 2.0**-24)
         assert expected.sums.rad.max() < largest
 
 
@@ -254,7 +299,9 @@ def test_empty_rows_are_exact(empty_row: Any) -> None:
     value = {"zeros": 0.0, "nan": float("nan"), "uniform": 1 / 8}[empty_row]
     rows = expected.weights[expected.empty]
     assert rows.mid.numel() > 0
-    assert torch.allclose(rows.mid, torch.full_like(rows.mid, value), rtol=1e-15, atol=0, equal_nan=True)
+    assert torch.allclose(
+        rows.mid, torch.full_like(rows.mid, value), rtol=1e-15, atol=0, equal_nan=True
+    )
     assert (rows.rad <= (1e-4 if empty_row == "uniform" else 0.0)).all()
 
 
@@ -283,9 +330,13 @@ def test_blocks_of_queries_give_what_all_at_once_give(
 
 @pytest.mark.parametrize("offset", [0.0, 1e6])
 @pytest.mark.parametrize("peak", [0.0, 3.0, 30.0])
-def test_many_distances_are_bounded_closely(peak: float, offset: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_distances_are_bounded_closely(
+    peak: float, offset: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    scores, value = (torch.randn(2, 3, n, 16, generator=generator, dtype=torch.float64) for n in (9, 16))
+    scores, value = (
+        torch.randn(2, 3, n, 16, generator=generator, dtype=torch.float64) for n in (9, 16)
+    )
     weights, value = (peak * scores).softmax(-1), value + offset
     context = weights @ value
     every = weighted_distance(weights, value, context)
@@ -308,9 +359,14 @@ def test_other_casts_may_be_off_by_two_roundoffs() -> None:
     assert (dropped.accumulate, dropped.gamma(9)) == (nearest.accumulate, nearest.gamma(9))
     assert units_of(single, Rounding(mode="toward_zero")) == units_of(single)
     problem = Case(dtype="bfloat16").problem()
-    graphs = [rounding_graph(problem, Claims(rounding=Rounding(mode=mode))) for mode in ("nearest", "stochastic")]
+    graphs = [
+        rounding_graph(problem, Claims(rounding=Rounding(mode=mode)))
+        for mode in ("nearest", "stochastic")
+    ]
     assert graphs[1].store == dropped.store > graphs[0].store
-    with pytest.raises(ValueError, match="must be one of 'nearest', 'toward_zero', 'stochastic', but is 'up'"):
+    with pytest.raises(
+        ValueError, match="must be one of 'nearest', 'toward_zero', 'stochastic', but is 'up'"
+    ):
         Rounding(mode="up")  # type: ignore[arg-type]  # it must be refused
 
 
@@ -318,7 +374,9 @@ def test_masked_softmax_of_a_fast_path_may_store_exponentials() -> None:
     # That of torch.nn.MultiheadAttention on the CPU, unlike torch.softmax.
     implementation = resolve("torch_mha")[0].implementation
     problem = Case(n_heads=2, L=32, S=32, dtype="bfloat16", causal=True, inputs="self").problem()
-    attention = implementation.build(problem.config, problem.weights, dtype=torch.bfloat16, device="cpu").eval()
+    attention = implementation.build(
+        problem.config, problem.weights, dtype=torch.bfloat16, device="cpu"
+    ).eval()
     x = problem.query
     with torch.no_grad():
         weights = attention(x, x, x, mask=None, is_causal=True, need_weights=True).weights
@@ -327,14 +385,20 @@ def test_masked_softmax_of_a_fast_path_may_store_exponentials() -> None:
 
 def test_scores_that_are_stored_before_and_after_they_are_scaled_are_within_the_bound() -> None:
     """On heads that are exact, where no error of a projection hides it."""
-    rounding = Rounding(softmax_stored=False, scaling_roundings=0, exp_error=4, log_normaliser=False, rescales=0)
+    rounding = Rounding(
+        softmax_stored=False, scaling_roundings=0, exp_error=4, log_normaliser=False, rescales=0
+    )
     precision, tau = Precision.of(torch.bfloat16, rounding), 20**-0.5
     for seed in range(400):
         generator = torch.Generator().manual_seed(seed)
-        query, key, value = (3 * torch.randn(1, 1, length, 16, generator=generator) for length in (8, 2, 2))
+        query, key, value = (
+            3 * torch.randn(1, 1, length, 16, generator=generator) for length in (8, 2, 2)
+        )
         q, k, v = (x.bfloat16() for x in (query, key, value))
         scores = ((q.float() @ k.float().mT).bfloat16().float() * tau).bfloat16()
         weights = scores.double().softmax(-1).bfloat16()
-        heads = Heads(*(Ball.exact(x.double()) for x in (q, k, v)), torch.ones(1, 1, 8, 2, dtype=torch.bool))
+        heads = Heads(
+            *(Ball.exact(x.double()) for x in (q, k, v)), torch.ones(1, 1, 8, 2, dtype=torch.bool)
+        )
         expected = attend(heads, tau, precision, "zeros").weights
         assert bool(((weights.double() - expected.mid).abs() <= expected.rad).all()), seed

@@ -1,4 +1,6 @@
-"""The texts of the contract: the document, the pages of the clauses, and the command that prints them."""
+"""The texts of the contract: the document, the pages of the clauses, and the command that prints
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,21 @@ each_clause = pytest.mark.parametrize("clause", CLAUSES.values(), ids=lambda cla
 
 def test_document_is_up_to_date() -> None:
     up_to_date = DOCUMENT.read_text(encoding="utf-8") == document()
-    assert up_to_date, f"{DOCUMENT} is out of date: run `{REGENERATE}` in the root of the repository"
+    assert up_to_date, (
+        f"{DOCUMENT} is out of date: run `{REGENERATE}` in the root of the repository"
+    )
 
 
 @each_clause
 def test_clause_texts_are_complete(clause: Clause) -> None:
-    texts = [clause.title, clause.statement, clause.why, clause.source, clause.violation, clause.fix]
+    texts = [
+        clause.title,
+        clause.statement,
+        clause.why,
+        clause.source,
+        clause.violation,
+        clause.fix,
+    ]
     assert all(text.strip() for text in texts)
     assert len({text.casefold() for text in texts}) == len(texts)
     for text in (clause.statement, clause.why, clause.violation, clause.fix):
@@ -85,11 +96,27 @@ def test_links_of_the_document_resolve() -> None:
 @pytest.mark.parametrize(
     ("arguments", "start", "end"),
     [
-        (["MSK-1"], "MSK-1 (MUST): Masked keys have no influence", "masked_keys_have_no_influence_on_low_scores"),
-        (["msk-1"], "MSK-1 (MUST): Masked keys have no influence", "masked_keys_have_no_influence_on_low_scores"),
-        (["MSK"], "MSK: Masks\n", "MSK-14  MUST    Float masks of another precision are added or refused"),
+        (
+            ["MSK-1"],
+            "MSK-1 (MUST): Masked keys have no influence",
+            "masked_keys_have_no_influence_on_low_scores",
+        ),
+        (
+            ["msk-1"],
+            "MSK-1 (MUST): Masked keys have no influence",
+            "masked_keys_have_no_influence_on_low_scores",
+        ),
+        (
+            ["MSK"],
+            "MSK: Masks\n",
+            "MSK-14  MUST    Float masks of another precision are added or refused",
+        ),
         ([], "CFG: Configuration\n", "mha spec MSK-1"),
-        (["--markdown"], "# The contract of multi-head attention", "conformance/properties/sharding.py)"),
+        (
+            ["--markdown"],
+            "# The contract of multi-head attention",
+            "conformance/properties/sharding.py)",
+        ),
     ],
 )
 def test_spec_prints(arguments: list[str], start: str, end: str) -> None:

@@ -42,7 +42,9 @@ def of(clauses: object = ()) -> Settings:
 
 
 @pytest.mark.usefixtures("newer")
-def test_clauses_that_came_later_are_judged_only_if_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clauses_that_came_later_are_judged_only_if_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert pinned_contract(Path()) == "0.2"
     assert {"MSK-3", "MSK-4"} <= set(of().judged_clauses)
@@ -65,7 +67,9 @@ def test_other_tools_are_left_alone(text: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_table_that_cannot_be_followed_is_refused(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_that_cannot_be_followed_is_refused(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text, message = REFUSED[what]
     monkeypatch.chdir(tmp_path)
     Path("pyproject.toml").write_text(text)
@@ -75,6 +79,8 @@ def test_table_that_cannot_be_followed_is_refused(what: str, tmp_path: Path, mon
 
 def test_pytest_refuses_it_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(REFUSED["an unknown version"][0])
-    done = run_module("pytest", "--pyargs", "mha.conformance", "-q", "-p", "no:cacheprovider", cwd=tmp_path)
+    done = run_module(
+        "pytest", "--pyargs", "mha.conformance", "-q", "-p", "no:cacheprovider", cwd=tmp_path
+    )
     assert done.returncode == 2
     assert re.fullmatch(f"Exit: mha: {TAKES}\n", done.stdout + done.stderr)

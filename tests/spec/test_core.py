@@ -1,4 +1,6 @@
-"""The core on exact heads, where no projection hides an error: kernels as they are written stay within its bound."""
+"""The core on exact heads, where no projection hides an error: kernels as they are written stay
+within its bound.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,24 @@ from mha.spec.core import attend
 from mha.spec.heads import Heads, Precision
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor | None, Tensor]]
-FLASH = Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False)
+FLASH = Rounding(
+    scores_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False
+)
 PLAIN = Rounding(softmax_stored=False, scaling_roundings=0, log_normaliser=False, rescales=0)
 STORED = Rounding(scaling_roundings=0, log_normaliser=False, rescales=0)
 
 
 def problems(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, float]]:
-    """Queries, keys, values, allowed pairs and a scale: scores from small to huge, in any order or growing."""
+    """Queries, keys, values, allowed pairs and a scale: scores from small to huge, in any order or
+    growing.
+    """
     for seed in range(96):
         generator = torch.Generator().manual_seed(seed)
-        width, keys, size = (1, 2, 4, 16)[seed % 4], (2, 7, 33, 130)[seed // 4 % 4], (0.3, 3.0, 30.0)[seed // 16 % 3]
+        width, keys, size = (
+            (1, 2, 4, 16)[seed % 4],
+            (2, 7, 33, 130)[seed // 4 % 4],
+            (0.3, 3.0, 30.0)[seed // 16 % 3],
+        )
         q = (size * torch.randn(1, 2, 5, width, generator=generator)).to(dtype)
         k, v = (torch.randn(1, 2, keys, width, generator=generator).to(dtype) for _ in range(2))
         if seed % 3 == 0:  # so that the maximum grows at every key
@@ -59,7 +69,9 @@ def flash(tile: int, slack: float = 0.0, *, base_two: bool = False) -> Kernel:
         total, context = torch.zeros_like(highest), torch.zeros_like(wide(q))
         for part, values in zip(scores.split(tile, -1), v.split(tile, 2), strict=True):
             reached = torch.maximum(highest, part.amax(-1, keepdim=True))
-            higher = torch.where((reached > highest + slack) | (highest == -math.inf), reached, highest)
+            higher = torch.where(
+                (reached > highest + slack) | (highest == -math.inf), reached, highest
+            )
             shift = higher.nan_to_num(neginf=0.0)
             rescale, raised = exp(highest - shift), exp(part - shift)
             total = total * rescale + raised.sum(-1, keepdim=True)
@@ -98,7 +110,9 @@ def split(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> tuple[None, Tenso
         sums.append(maximum(part) + total.log())
         contexts.append(divided(wide(raised.to(q)) @ wide(values), total, wide(q)))
     whole = torch.cat(sums, -1).logsumexp(-1, keepdim=True).nan_to_num(neginf=0.0)
-    merged = torch.stack([context * (lse - whole).exp() for context, lse in zip(contexts, sums, strict=True)]).sum(0)
+    merged = torch.stack(
+        [context * (lse - whole).exp() for context, lse in zip(contexts, sums, strict=True)]
+    ).sum(0)
     return None, merged.to(q)
 
 
@@ -112,14 +126,20 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
+)
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernels_stay_within_the_bound(name: str, dtype: torch.dtype, record_property: Callable[..., None]) -> None:
+def test_kernels_stay_within_the_bound(
+    name: str, dtype: torch.dtype, record_property: Callable[..., None]
+) -> None:
     kernel, rounding = KERNELS[name]
     precision, largest = Precision.of(dtype, rounding), 0.0
     for q, k, v, allowed, tau in problems(dtype):
         found = attend(Heads(*map(Ball.exact, (q, k, v)), allowed), tau, precision, "zeros")
-        for actual, expected in zip(kernel(q, k, v, allowed), (found.weights, found.context), strict=True):
+        for actual, expected in zip(
+            kernel(q, k, v, allowed), (found.weights, found.context), strict=True
+        ):
             if actual is not None:
                 error = (actual.double() - expected.mid).abs()
                 largest = max(largest, float((error / expected.rad.clamp(min=1e-300)).max()))
@@ -129,7 +149,11 @@ def test_kernels_stay_within_the_bound(name: str, dtype: torch.dtype, record_pro
 
 def test_the_bound_tells_scores_that_are_clamped() -> None:
     """Also where their own rounding is as large as many differences of scores."""
-    q, k, v = torch.full((1, 1, 1, 1), 2e4), torch.tensor([[[[0.7], [1.0], [1.3]]]]), torch.eye(3)[None, None]
+    q, k, v = (
+        torch.full((1, 1, 1, 1), 2e4),
+        torch.tensor([[[[0.7], [1.0], [1.3]]]]),
+        torch.eye(3)[None, None],
+    )
     precision = Precision.of(torch.float16, PLAIN)
     heads = Heads(*map(Ball.exact, (q, k, v)), torch.ones(1, 1, 1, 3, dtype=torch.bool))
     context = attend(heads, 1.0, precision, "zeros").context

@@ -1,4 +1,6 @@
-"""The directed test of gradients: every rounding has its place, correct results stay below, small defects do not."""
+"""The directed test of gradients: every rounding has its place, correct results stay below, small
+defects do not.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,25 @@ from torch import Tensor
 
 from mha.conformance import check
 from mha.conformance.faults.base import Complete, implementation_of
-from mha.conformance.faults.directed import KeyGradientOffInHalf, LastKeyLostBackwards, RowSumOffInHalf
+from mha.conformance.faults.directed import (
+    KeyGradientOffInHalf,
+    LastKeyLostBackwards,
+    RowSumOffInHalf,
+)
 from mha.spec import Claims, Rounding, gradients, sum_shared
 from mha.spec.directed import allowance, allowances
 from mha.spec.directed_gradients import Adjoint, allowance_of_gradients, allowances_of_gradients
 from mha.spec.gradient_graph import gradient_graph
 from support.directed_margins import measured
 from support.random_problems import STRICT, one_thread
-from support.random_roundings_of_gradients import FORMS, Rounded, U, random_direction, random_projections, small_problem
+from support.random_roundings_of_gradients import (
+    FORMS,
+    Rounded,
+    U,
+    random_direction,
+    random_projections,
+    small_problem,
+)
 
 _one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
 
@@ -29,7 +42,9 @@ def test_allowances_in_float32_have_four_digits() -> None:
     graph = gradient_graph(problem, Claims(), upstream)
     along = [random_direction(graph), *({name: exact} for name, exact in graph.exact.items())]
     for direction, part in zip(along, allowances_of_gradients(graph, along), strict=True):
-        assert part.threshold == pytest.approx(allowance_of_gradients(graph, direction).threshold, rel=1e-4)
+        assert part.threshold == pytest.approx(
+            allowance_of_gradients(graph, direction).threshold, rel=1e-4
+        )
     outputs = [graph.forward.output, upstream.double()]
     for output, part in zip(outputs, allowances(graph.forward, outputs), strict=True):
         assert part.threshold == pytest.approx(allowance(graph.forward, output).threshold, rel=1e-4)
@@ -79,7 +94,9 @@ def test_adjoint_is_that_of_autograd(form: tuple[bool, bool]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_random_roundings_stay_below_the_threshold_and_hoeffdings_tail(form: tuple[bool, bool]) -> None:
+def test_random_roundings_stay_below_the_threshold_and_hoeffdings_tail(
+    form: tuple[bool, bool],
+) -> None:
     draws = 4000
     distance, part = random_projections(form, draws)
     assert distance.max() * part.sd <= part.threshold
@@ -109,7 +126,9 @@ def test_mean_of_large_roundings_is_within_the_second_order() -> None:
 
 
 @pytest.mark.slow
-def test_no_correct_implementation_exceeds_the_threshold(record_property: Callable[..., None]) -> None:
+def test_no_correct_implementation_exceeds_the_threshold(
+    record_property: Callable[..., None],
+) -> None:
     found = measured(range(7))
     ratios = {place: max(margin.ratio for margin in margins) for place, margins in found.items()}
     record_property("largest ratio to the threshold", max(ratios.values()))
@@ -119,22 +138,42 @@ def test_no_correct_implementation_exceeds_the_threshold(record_property: Callab
 
 def test_strict_profiles_have_smaller_thresholds() -> None:
     problem, upstream = small_problem()
-    loose, strict = (gradient_graph(problem, Claims(rounding=profile), upstream) for profile in (Rounding(), STRICT))
+    loose, strict = (
+        gradient_graph(problem, Claims(rounding=profile), upstream)
+        for profile in (Rounding(), STRICT)
+    )
     for name in loose.exact:
         direction = random_direction(loose, name)
-        assert allowance_of_gradients(strict, direction).threshold < allowance_of_gradients(loose, direction).threshold
+        assert (
+            allowance_of_gradients(strict, direction).threshold
+            < allowance_of_gradients(loose, direction).threshold
+        )
 
 
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (KeyGradientOffInHalf, r"the gradient of (the key|w_k) were [34]\.\d\d% \(.*\) too large; rounding explains"),
-        (RowSumOffInHalf, r"[45]\.\d\d% \(.*\) of the row sum of P dP were left out; rounding explains 0\.\d\d% at"),
-        (LastKeyLostBackwards, r"(49|5\d)(\.\d)?% \(.*\) of the gradients of the last allowed key were lost"),
+        (
+            KeyGradientOffInHalf,
+            r"the gradient of (the key|w_k) were [34]\.\d\d% \(.*\) too large; rounding explains",
+        ),
+        (
+            RowSumOffInHalf,
+            (
+                r"[45]\.\d\d% \(.*\) of the row sum of P dP were left out; rounding explains"
+                r" 0\.\d\d% at"
+            ),
+        ),
+        (
+            LastKeyLostBackwards,
+            r"(49|5\d)(\.\d)?% \(.*\) of the gradients of the last allowed key were lost",
+        ),
     ],
 )
-def test_message_says_how_much_of_which_defect_there_is(fault: type[Complete], message: str) -> None:
+def test_message_says_how_much_of_which_defect_there_is(
+    fault: type[Complete], message: str
+) -> None:
     report = check(implementation_of(fault), "quick", clauses=["GRD-8"], dtypes=["float16"])
     assert re.search(message, report.verdicts[0].message)
 
@@ -144,7 +183,9 @@ def test_a_gradient_that_is_not_finite_fails() -> None:
         def split(self, x: Tensor) -> Tensor:
             x = super().split(x)
             if x.requires_grad:
-                x.register_hook(lambda gradient: gradient.masked_fill(gradient == gradient.max(), math.nan))
+                x.register_hook(
+                    lambda gradient: gradient.masked_fill(gradient == gradient.max(), math.nan)
+                )
             return x
 
     report = check(implementation_of(NanGradient), "quick", clauses=["GRD-8"], dtypes=["bfloat16"])

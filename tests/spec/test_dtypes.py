@@ -1,4 +1,6 @@
-"""The table of dtypes: its rows are consistent with torch, and one more row is all that a new dtype needs."""
+"""The table of dtypes: its rows are consistent with torch, and one more row is all that a new dtype
+needs.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def test_companions_are_promoted(traits: DtypeTraits) -> None:
     for companion in traits.companions:
         assert companion in TRAITS
         assert companion != traits.name
-        assert torch.promote_types(torch_dtype(traits.name), torch_dtype(companion)).is_floating_point
+        assert torch.promote_types(
+            torch_dtype(traits.name), torch_dtype(companion)
+        ).is_floating_point
 
 
 @ROWS
@@ -67,7 +71,9 @@ def test_only_a_narrow_range_is_exceeded_by_ordinary_scores(traits: DtypeTraits)
 @pytest.mark.parametrize("values", VALUES)
 def test_values_and_their_projections_are_finite(values: str, traits: DtypeTraits) -> None:
     dtype = torch_dtype(traits.name)
-    weights, *inputs = make_inputs(values, CONFIG, (2, 5, 7), torch.Generator().manual_seed(0), dtype)
+    weights, *inputs = make_inputs(
+        values, CONFIG, (2, 5, 7), torch.Generator().manual_seed(0), dtype
+    )
     for x, matrix in zip(inputs, (weights.w_q, weights.w_k, weights.w_v), strict=True):
         assert x.to(dtype).isfinite().all()
         assert (x @ matrix.T).to(dtype).isfinite().all()
@@ -80,7 +86,9 @@ def test_noise_leaves_projections_finite(traits: DtypeTraits) -> None:
     assert (noise @ weights.w_k.T).to(torch_dtype(traits.name)).isfinite().all()
 
 
-def test_tensors_are_computed_on_as_they_are_unless_the_row_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_are_computed_on_as_they_are_unless_the_row_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in TRAITS:
         x = torch.ones(2, dtype=torch_dtype(name))
         assert computable(x) is x
@@ -93,7 +101,9 @@ def test_tensors_are_computed_on_as_they_are_unless_the_row_says_otherwise(monke
 
 def test_one_row_is_enough_to_judge_a_new_dtype() -> None:
     script = str(ROOT / "tests" / "support" / "float8.py")
-    output = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True
+    ).stdout
     correct, ignores_mask = map(ast.literal_eval, output.splitlines()[-2:])
     assert correct == dict.fromkeys(("SHP-1", "SHP-3", "MSK-1", "NUM-1"), "pass")
     assert ignores_mask == {"SHP-1": "pass", "SHP-3": "pass", "MSK-1": "fail", "NUM-1": "fail"}

@@ -1,4 +1,6 @@
-"""The energy of an error: its mean and its tail under the model, and how near correct implementations come to it."""
+"""The energy of an error: its mean and its tail under the model, and how near correct
+implementations come to it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def jacobian(graph: RoundingGraph) -> Tensor:
         single = torch.zeros_like(graph.output).flatten()
         single[element] = 1.0
         gradients = graph.gradients(single.view_as(graph.output))
-        parts = [gradients[name][0][0] * _deviation(place, graph.store) for name, place in graph.places.items()]
+        parts = [
+            gradients[name][0][0] * _deviation(place, graph.store)
+            for name, place in graph.places.items()
+        ]
         rows.append(torch.cat([part.flatten() for part in parts]))
     return torch.stack(rows)
 
@@ -40,14 +45,20 @@ def test_random_signs_give_the_traces() -> None:
     generator = torch.Generator().manual_seed(0)
     grams = torch.stack([_gram(graph, generator).sum(0) for _ in range(400)])
     off_diagonal = ~torch.eye(grams.shape[-1], dtype=torch.bool)
-    assert float(grams.diagonal(dim1=1, dim2=2).mean()) == pytest.approx(float(covariance.trace()), rel=0.02)
-    assert float(grams[:, off_diagonal].square().mean()) == pytest.approx(float(covariance.square().sum()), rel=0.05)
+    assert float(grams.diagonal(dim1=1, dim2=2).mean()) == pytest.approx(
+        float(covariance.trace()), rel=0.02
+    )
+    assert float(grams[:, off_diagonal].square().mean()) == pytest.approx(
+        float(covariance.square().sum()), rel=0.05
+    )
 
 
 def test_uniform_errors_stay_below_the_tail_and_the_threshold() -> None:
     graph = rounding_graph(SMALL.problem(), Claims(rounding=ROUNDING))
     scaled = jacobian(graph)
-    drawn = torch.rand(scaled.shape[1], 20000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    drawn = torch.rand(
+        scaled.shape[1], 20000, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     energies = (scaled @ (math.sqrt(3) * (2 * drawn - 1))).square().sum(0)
     values = torch.linalg.eigvalsh(scaled @ scaled.T)
     assert float(energies.mean()) == pytest.approx(float(values.sum()), rel=0.02)
@@ -60,14 +71,20 @@ def test_uniform_errors_stay_below_the_tail_and_the_threshold() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_mean_is_that_of_an_implementation_that_stores_all_it_declares(dtype: str) -> None:
-    """`tiled` stores the projections, contexts and outputs, as it says; without biases each of them once."""
+    """`tiled` stores the projections, contexts and outputs, as it says; without biases each of them
+    once.
+    """
     problem = Case(n_heads=8, head_dim=16, bias=False, B=32, L=33, S=33, dtype=dtype).problem()
     (resolved,) = resolve("tiled")
     graph = rounding_graph(problem, resolved.implementation.claims)
-    output = built(resolved.implementation, problem)(problem.query, problem.key, problem.value).output
+    output = built(resolved.implementation, problem)(
+        problem.query, problem.key, problem.value
+    ).output
     energy = float((output.double() - graph.output).square().sum())
     mean = float(_gram(graph, torch.Generator()).diagonal(dim1=1, dim2=2).sum(0).mean())
-    assert 0.9 < energy / mean < 1.02  # errors of accumulators count in full, which shows in float16
+    assert (
+        0.9 < energy / mean < 1.02
+    )  # errors of accumulators count in full, which shows in float16
     assert math.sqrt(energy) < explained_norm(graph, torch.Generator()) < 1.2 * math.sqrt(mean)
 
 

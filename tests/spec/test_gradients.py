@@ -1,4 +1,6 @@
-"""The bound of gradients: exact ones and every correct backward pass are within it, small errors are not."""
+"""The bound of gradients: exact ones and every correct backward pass are within it, small errors
+are not.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ SHAPES = ["S", "LS", "L1", "H11", "1L1", "BHLS", "B11S", "B1LS", "BHL1"]
 _one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
 
 
-def make(config: Config, mask: str = "", form: str = "bool", dtype: str = "float64", **call: Any) -> tuple[Any, Tensor]:
+def make(
+    config: Config, mask: str = "", form: str = "bool", dtype: str = "float64", **call: Any
+) -> tuple[Any, Tensor]:
     """A problem, whose mask leaves some rows empty, and the gradient of its output."""
     generator = torch.Generator().manual_seed(11)
     weights, *inputs = make_inputs("normal", config, (2, 5, 7), generator)
@@ -66,7 +70,9 @@ def make(config: Config, mask: str = "", form: str = "bool", dtype: str = "float
 
 
 def projected(problem: Problem, items: Any = slice(None), bare: bool = False) -> Iterator[Tensor]:
-    """Projected queries, keys and values of some items, all heads in one dimension; bare: keys without their bias."""
+    """Projected queries, keys and values of some items, all heads in one dimension; bare: keys
+    without their bias.
+    """
     for name in INPUTS:
         weight, bias = (getattr(problem.weights, f"{kind}_{name[0]}") for kind in "wb")
         bias = None if bare and name == "key" else bias
@@ -83,32 +89,51 @@ def score_bias(problem: Problem, claims: Claims) -> Tensor:
 def leaves(problem: Problem) -> dict[str, Tensor]:
     """The tensors that have gradients, by name; inputs that are one tensor under the first name."""
     first = {id(getattr(problem, name)): name for name in reversed(INPUTS)}
-    named = {name: getattr(problem, name) for name in INPUTS if name in first.values()} | dict(problem.weights.named())
-    return named if problem.mask is None or problem.mask.dtype == torch.bool else named | {"mask": problem.mask}
+    named = {name: getattr(problem, name) for name in INPUTS if name in first.values()} | dict(
+        problem.weights.named()
+    )
+    return (
+        named
+        if problem.mask is None or problem.mask.dtype == torch.bool
+        else named | {"mask": problem.mask}
+    )
 
 
 def differentiable(problem: Problem) -> Problem:
     """The same problem in new tensors that require gradients."""
     problem = problem.map_inputs(lambda x: x.detach().clone())
-    problem = problem.change(**{name: x.clone() for name, x in leaves(problem).items() if name not in INPUTS})
+    problem = problem.change(
+        **{name: x.clone() for name, x in leaves(problem).items() if name not in INPUTS}
+    )
     _ = [x.requires_grad_() for x in leaves(problem).values()]
     return problem
 
 
 def collected(problem: Problem) -> dict[str, Tensor]:
     """The gradients that backward() left, zeros where it left none."""
-    return {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in leaves(problem).items()}
+    return {
+        name: torch.zeros_like(x) if x.grad is None else x.grad
+        for name, x in leaves(problem).items()
+    }
 
 
-def split(problem: Problem, upstream: Tensor, claims: Claims, bare: bool = False) -> dict[str, Tensor]:
-    """Autograd through the definition, item by item and head by head, through the maximum of a row too."""
+def split(
+    problem: Problem, upstream: Tensor, claims: Claims, bare: bool = False
+) -> dict[str, Tensor]:
+    """Autograd through the definition, item by item and head by head, through the maximum of a row
+    too.
+    """
     problem = differentiable(problem)
     config, given, bias = problem.config, problem.weights, score_bias(problem, claims)
     width, tau = config.head_dim, claims.scale_for(config.head_dim)
     total = 0 * upstream.sum() if given.b_o is None else (given.b_o * upstream).sum()
     for b, h in product(range(problem.shape[0]), range(config.n_heads)):
-        own, kv = (slice(n * width, (n + 1) * width) for n in (h, h // (config.n_heads // config.kv_heads)))
-        q, k, v = (x[:, place] for x, place in zip(projected(problem, b, bare), (own, kv, kv), strict=True))
+        own, kv = (
+            slice(n * width, (n + 1) * width) for n in (h, h // (config.n_heads // config.kv_heads))
+        )
+        q, k, v = (
+            x[:, place] for x, place in zip(projected(problem, b, bare), (own, kv, kv), strict=True)
+        )
         if config.bias_kv:
             k, v = torch.cat([k, given.extra_k[None, kv]]), torch.cat([v, given.extra_v[None, kv]])
         if config.zero_key:
@@ -123,9 +148,16 @@ def split(problem: Problem, upstream: Tensor, claims: Claims, bare: bool = False
 
 
 def fused(
-    problem: Problem, upstream: Tensor, claims: Claims, defect: str = "", eps: float = 0.0, bare: bool = False
+    problem: Problem,
+    upstream: Tensor,
+    claims: Claims,
+    defect: str = "",
+    eps: float = 0.0,
+    bare: bool = False,
 ) -> dict[str, Tensor]:
-    """Tiles of keys, weights from the log-sum-exp, D = dC.o; the defect multiplies what it names by 1 + eps."""
+    """Tiles of keys, weights from the log-sum-exp, D = dC.o; the defect multiplies what it names by
+    1 + eps.
+    """
     problem = differentiable(problem)
     given, heads = problem.weights, (problem.config.n_heads, problem.config.head_dim)
     bias, tau = score_bias(problem, claims), claims.scale_for(heads[1])
@@ -146,7 +178,9 @@ def fused(
             ds[..., tile] = p * (dc @ v[:, :, tile].mT - row_sum)
             dq += tau * (ds[..., tile] @ k[:, :, tile])
             dk[:, :, tile], dv[:, :, tile] = tau * (ds[..., tile].mT @ q), p.mT @ dc
-    torch.autograd.backward([q, k, v, bias][: 3 + bias.requires_grad], slopes[: 3 + bias.requires_grad])
+    torch.autograd.backward(
+        [q, k, v, bias][: 3 + bias.requires_grad], slopes[: 3 + bias.requires_grad]
+    )
     return collected(problem)
 
 
@@ -164,16 +198,24 @@ def whisper(problem: Problem, upstream: Tensor, claims: Claims) -> dict[str, Ten
     return collected(problem)
 
 
-def adapted(implementation: Implementation, problem: Problem, upstream: Tensor, claims: Claims) -> dict[str, Tensor]:
+def adapted(
+    implementation: Implementation, problem: Problem, upstream: Tensor, claims: Claims
+) -> dict[str, Tensor]:
     """Autograd through an implementation, with the gradients of its layers."""
     problem = differentiable(problem)
     attention, inputs = built(implementation, problem), (problem.query, problem.key, problem.value)
-    output = attention(*inputs, mask=problem.mask, is_causal=problem.is_causal, need_weights=False).output
+    output = attention(
+        *inputs, mask=problem.mask, is_causal=problem.is_causal, need_weights=False
+    ).output
     (output * upstream).sum().backward()
     return collected(problem) | attention.weight_gradients()
 
 
-WITHOUT_KEY_BIAS = {"split": partial(split, bare=True), "fused": partial(fused, bare=True), "whisper": whisper}
+WITHOUT_KEY_BIAS = {
+    "split": partial(split, bare=True),
+    "fused": partial(fused, bare=True),
+    "whisper": whisper,
+}
 BACKWARD = {
     **{"split": split, "fused": fused},
     **{name: partial(adapted, one) for name, one in IMPLEMENTATIONS.items()},
@@ -189,8 +231,12 @@ def expected_gradients(problem: Problem, upstream: Tensor) -> dict[str, Ball]:
 def worst(got: dict[str, Tensor], expected: Mapping[str, Ball]) -> float:
     """The largest error/bound of all gradients, whose names and shapes must be the expected ones."""
     assert got.keys() == expected.keys()
-    assert all(got[name].shape == ball.mid.shape == ball.rad.shape for name, ball in expected.items())
-    return max((ratio(got[name], ball) for name, ball in expected.items() if ball.mid.numel()), default=0.0)
+    assert all(
+        got[name].shape == ball.mid.shape == ball.rad.shape for name, ball in expected.items()
+    )
+    return max(
+        (ratio(got[name], ball) for name, ball in expected.items() if ball.mid.numel()), default=0.0
+    )
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -199,14 +245,20 @@ def test_configurations(config: str) -> None:
         problem, upstream = make(CONFIGS[config], is_causal=is_causal)
         expected = gradients(problem, claims := replace(LOOSE, causal=alignment), upstream)
         assert worst(split(problem, upstream, claims), expected) < 1
-        assert all(ball.rad.max() < 2e-11 * ball.mid.abs().max() for name, ball in expected.items() if name != "b_k")
+        assert all(
+            ball.rad.max() < 2e-11 * ball.mid.abs().max()
+            for name, ball in expected.items()
+            if name != "b_k"
+        )
 
 
 @pytest.mark.parametrize("form", ["bool", "float"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_masks(shape: str, form: str) -> None:
     """Empty rows have no gradient; inputs that are one tensor have one together."""
-    for dtype, config, is_causal in product(MUST_EXCEED, ("plain", "two-for-six", "extra-keys"), [False, True]):
+    for dtype, config, is_causal in product(
+        MUST_EXCEED, ("plain", "two-for-six", "extra-keys"), [False, True]
+    ):
         problem, upstream = make(CONFIGS[config], shape, form, dtype, is_causal=is_causal)
         problem = problem.change(value=problem.key) if config == "plain" else problem
         assert worst(split(problem, upstream, LOOSE), expected_gradients(problem, upstream)) < 1
@@ -225,17 +277,33 @@ def test_claimed_scale(scale: float) -> None:
 @pytest.mark.parametrize("dtype", MUST_EXCEED)
 @pytest.mark.parametrize("name", WITHOUT_KEY_BIAS)
 def test_keys_may_be_without_their_bias(name: str, dtype: str, seed: int) -> None:
-    """With small integers, the bias cancels whole keys: the gradient of w_q exceeded a bound for the one form only."""
+    """With small integers, the bias cancels whole keys: the gradient of w_q exceeded a bound for
+    the one form only.
+    """
     case = Case(n_heads=9, L=3, S=3, inputs="self", values="integers", dtype=dtype, seed=seed)
     problem = case.problem()
     upstream = torch.randint(-2, 3, problem.query.shape, generator=case.generator).to(problem.query)
-    assert worst(WITHOUT_KEY_BIAS[name](problem, upstream, LOOSE), expected_gradients(problem, upstream)) < 1
+    assert (
+        worst(
+            WITHOUT_KEY_BIAS[name](problem, upstream, LOOSE), expected_gradients(problem, upstream)
+        )
+        < 1
+    )
 
 
 @pytest.mark.parametrize(
     ("config", "scale"),
     [
-        *((name, None) for name in ("plain", "two-for-six", "one-for-two-kdim", "narrow-heads", "grouped-wide-heads")),
+        *(
+            (name, None)
+            for name in (
+                "plain",
+                "two-for-six",
+                "one-for-two-kdim",
+                "narrow-heads",
+                "grouped-wide-heads",
+            )
+        ),
         ("plain", -0.7),
         ("narrow-heads", 1.0),
     ],
@@ -244,15 +312,24 @@ def test_fifty_digits(config: str, scale: float | None) -> None:
     """Plain loops and complex steps: f(x + ih) = f(x) + ih f'(x) to 80 digits, where h = 1e-40."""
     problem, upstream = make(CONFIGS[config], "S")
     claims = replace(LOOSE, scale=scale)
-    exact = {name: np.vectorize(mp.mpf, otypes=[object])(x.numpy()) for name, x in leaves(problem).items()}
+    exact = {
+        name: np.vectorize(mp.mpf, otypes=[object])(x.numpy())
+        for name, x in leaves(problem).items()
+    }
     factors = [mp.mpf(x) for x in upstream.flatten().tolist()]
     for name, ball in gradients(problem, claims, upstream).items():
         for place in random.Random(name).sample(range(exact[name].size), 2):
             moved = exact[name].copy()
             moved.flat[place] += mp.mpc(0, "1e-40")
-            output = np.array(solve(problem.change(**exact | {name: moved}), claims)["output"]).flatten()
+            output = np.array(
+                solve(problem.change(**exact | {name: moved}), claims)["output"]
+            ).flatten()
             slope = mp.fdot(output, factors).imag * mp.mpf("1e40")
-            assert_within(f"{name}[{place}]", *(x.flatten()[place].item() for x in (ball.mid, ball.rad)), slope)
+            assert_within(
+                f"{name}[{place}]",
+                *(x.flatten()[place].item() for x in (ball.mid, ball.rad)),
+                slope,
+            )
 
 
 @pytest.mark.mostly_slow(18)
@@ -265,8 +342,13 @@ def test_correct_backward_passes_stay_within_the_bound(
     for _ in range(CASES):
         case = random_case(rng, dtype)
         problem = case.problem()
-        upstream = torch.randn(problem.query.shape, generator=case.generator).to(problem.query.dtype)
-        largest = max(largest, worst(BACKWARD[name](problem, upstream, LOOSE), expected_gradients(problem, upstream)))
+        upstream = torch.randn(problem.query.shape, generator=case.generator).to(
+            problem.query.dtype
+        )
+        largest = max(
+            largest,
+            worst(BACKWARD[name](problem, upstream, LOOSE), expected_gradients(problem, upstream)),
+        )
         assert largest < 1, f"{case!r}: error/bound is {largest}"
     record_property("largest error/bound", largest)
     assert largest > 0
@@ -277,7 +359,9 @@ def test_correct_backward_passes_stay_within_the_bound(
 @pytest.mark.parametrize("defect", ["scale", "row sum", "weight"])
 def test_small_errors_exceed_the_bound(defect: str, dtype: str, seed: int) -> None:
     problem = moderate_problem(seed, dtype, "head_bias")
-    upstream = torch.randn(problem.query.shape, generator=torch.Generator().manual_seed(seed)).to(problem.query.dtype)
+    upstream = torch.randn(problem.query.shape, generator=torch.Generator().manual_seed(seed)).to(
+        problem.query.dtype
+    )
     expected = expected_gradients(problem, upstream)
     assert worst(fused(problem, upstream, LOOSE, defect), expected) < 1
     assert worst(fused(problem, upstream, LOOSE, defect, MUST_EXCEED[dtype]), expected) > 1
@@ -294,20 +378,33 @@ def test_exact_zeros(config: str, dtype: str) -> None:
     for name, where in {"mask": masked, "key": masked[:, 0, 0], "value": masked[:, 0, 0]}.items():
         assert where.any()
         assert not found[name].mid[where].any()
-        assert torch.equal(found[name].rad.amax(-1) > 0 if where.ndim < 4 else found[name].rad > 0, ~where)
+        assert torch.equal(
+            found[name].rad.amax(-1) > 0 if where.ndim < 4 else found[name].rad > 0, ~where
+        )
 
 
 @pytest.mark.parametrize("empty_row", ["nan", "uniform", "error"])
 def test_policies_do_not_matter_where_empty_rows_are_not_differentiated(empty_row: Any) -> None:
     problem, upstream = make(CONFIGS["plain"], "HLS", "float")
     used = upstream * ~oracle(problem, LOOSE).empty.any(1).unsqueeze(-1)
-    found, zeros = (gradients(problem, claims, used) for claims in (replace(LOOSE, empty_row=empty_row), LOOSE))
-    assert all(ball.rad.isfinite().all() and ratio(found[name].mid, ball) < 1 for name, ball in zeros.items())
+    found, zeros = (
+        gradients(problem, claims, used) for claims in (replace(LOOSE, empty_row=empty_row), LOOSE)
+    )
+    assert all(
+        ball.rad.isfinite().all() and ratio(found[name].mid, ball) < 1
+        for name, ball in zeros.items()
+    )
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(0, 7), (5, 0), (0, 0)])
 def test_no_queries_or_no_keys(queries: int, keys: int) -> None:
     problem, upstream = make(CONFIGS["plain"])
-    problem = problem.change(query=problem.query[:, :queries], key=problem.key[:, :keys], value=problem.value[:, :keys])
+    problem = problem.change(
+        query=problem.query[:, :queries], key=problem.key[:, :keys], value=problem.value[:, :keys]
+    )
     found = gradients(problem, LOOSE, upstream[:, :queries])
-    assert all(not ball.mid.any() and ball.rad.isfinite().all() for name, ball in found.items() if name != "b_o")
+    assert all(
+        not ball.mid.any() and ball.rad.isfinite().all()
+        for name, ball in found.items()
+        if name != "b_o"
+    )

@@ -11,13 +11,21 @@ import pytest
 import mha.spec
 
 # Modules that programs read before torch is imported, or without it.
-WITHOUT_TORCH = ("mha.spec", "mha.spec.claims", "mha.spec.clauses", "mha.spec.config", "mha.spec.dtypes")
+WITHOUT_TORCH = (
+    "mha.spec",
+    "mha.spec.claims",
+    "mha.spec.clauses",
+    "mha.spec.config",
+    "mha.spec.dtypes",
+)
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
 def test_torch_is_not_imported(module: str) -> None:
     code = f"import sys, {module}; print('torch' in sys.modules)"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert output == "False\n"
 
 
@@ -27,7 +35,9 @@ def test_every_name_is_there() -> None:
 
 
 def test_no_module_hides_a_name() -> None:
-    """Importing a module `mha.spec.oracle` would put it in the place of the function `mha.spec.oracle`."""
+    """Importing a module `mha.spec.oracle` would put it in the place of the function
+    `mha.spec.oracle`.
+    """
     for name in mha.spec.__all__:
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module(f"mha.spec.{name}")

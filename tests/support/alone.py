@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Imports torch once, reads the places of scripts, and runs each in a process of its own. Prints what ended it: the type
-# of the exception, and its message.
+# Imports torch once, reads the places of scripts, and runs each in a process of its own. Prints
+# what ended it: the type of the exception, and its message.
 RUNNER = """
 import os, runpy, sys
 
@@ -40,7 +40,9 @@ class Alone:
 
     def __init__(self) -> None:
         command = [sys.executable, "-c", RUNNER]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def run(self, script: Path) -> str:
         """Return what ended a script: "passes", or its exception with the message."""

@@ -1,4 +1,6 @@
-"""Right and wrong arithmetic: the same formula with the products, sums and exponentials of other hardware."""
+"""Right and wrong arithmetic: the same formula with the products, sums and exponentials of other
+hardware.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,11 @@ SINGLE = ("float32",)
 HALF = ("bfloat16", "float16")
 # A softmax over whole rows, in the accumulator.
 WHOLE_ROWS = Rounding(log_normaliser=False, rescales=0)
-# What FlashAttention keeps: scores in float32, and weights that are cast for their product with the values.
-FLASH = Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False)
+# What FlashAttention keeps: scores in float32, and weights that are cast for their product with the
+# values.
+FLASH = Rounding(
+    scores_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False
+)
 
 
 def cut(x: Tensor, bits: int) -> Tensor:
@@ -34,7 +39,9 @@ def tf32_cut(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def tf32_nearest(x: Tensor) -> tuple[Tensor, ...]:
-    x = x.nan_to_num(nan=math.nan, posinf=math.inf, neginf=-math.inf)  # NaN with one pattern of bits
+    x = x.nan_to_num(
+        nan=math.nan, posinf=math.inf, neginf=-math.inf
+    )  # NaN with one pattern of bits
     return (((x.float().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32),)
 
 
@@ -61,7 +68,9 @@ def float8(x: Tensor) -> tuple[Tensor, ...]:
 
 
 class Product(torch.autograd.Function):
-    """a @ b for numbers of float32 that are rounded first, in the backward pass too; other dtypes are as they are."""
+    """a @ b for numbers of float32 that are rounded first, in the backward pass too; other dtypes
+    are as they are.
+    """
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, limbs: Limbs) -> Tensor:
@@ -76,7 +85,10 @@ class Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved_tensors
-        of_a, of_b = Product.apply(gradient, b.mT, ctx.limbs), Product.apply(a.mT, gradient, ctx.limbs)
+        of_a, of_b = (
+            Product.apply(gradient, b.mT, ctx.limbs),
+            Product.apply(a.mT, gradient, ctx.limbs),
+        )
         return of_a.sum_to_size(a.shape), of_b.sum_to_size(b.shape), None
 
 
@@ -221,7 +233,9 @@ def exponential_off_by(error: float) -> type[Complete]:
 
 
 def online(tile: int, *, backwards: bool = False, slack: float = 0.0) -> type[Complete]:
-    """A running maximum over tiles of keys; it grows only where a score exceeds it by more than the slack."""
+    """A running maximum over tiles of keys; it grows only where a score exceeds it by more than the
+    slack.
+    """
 
     class Online(Softmax):
         def raised(self, scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,7 +246,9 @@ def online(tile: int, *, backwards: bool = False, slack: float = 0.0) -> type[Co
                 if not part.shape[-1]:
                     continue
                 reached = torch.maximum(highest, part.detach().amax(-1, keepdim=True))
-                higher = torch.where((reached > highest + slack) | (highest == -math.inf), reached, highest)
+                higher = torch.where(
+                    (reached > highest + slack) | (highest == -math.inf), reached, highest
+                )
                 shift = higher.masked_fill(higher == -math.inf, 0.0)
                 rescale, raised = (highest - shift).exp(), (part - shift).exp()
                 parts = [each * rescale for each in parts] + [raised]
@@ -244,7 +260,9 @@ def online(tile: int, *, backwards: bool = False, slack: float = 0.0) -> type[Co
 
 
 class FoldsLogarithm(Softmax):
-    """Queries are multiplied by the scale times log2(e), in float32, and the exponential is in base two."""
+    """Queries are multiplied by the scale times log2(e), in float32, and the exponential is in base
+    two.
+    """
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -259,7 +277,9 @@ class FoldsLogarithm(Softmax):
 
 
 class LikeFlash(Softmax):
-    """Scores and exponentials are in float32; exponentials are cast, and the context divided by their sum."""
+    """Scores and exponentials are in float32; exponentials are cast, and the context divided by
+    their sum.
+    """
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -350,7 +370,9 @@ RIGHT = {
     "tf32, bits dropped": Arithmetic(with_factors(tf32_cut), SINGLE, _declared(products="tf32")),
     "tf32, nearest": Arithmetic(with_factors(tf32_nearest), SINGLE, _declared(products="tf32")),
     "bf16": Arithmetic(with_factors(bf16), SINGLE, _declared(products="bf16")),
-    "bf16, bits dropped": Arithmetic(with_factors(bf16_cut), SINGLE, _declared(products="bf16", mode="toward_zero")),
+    "bf16, bits dropped": Arithmetic(
+        with_factors(bf16_cut), SINGLE, _declared(products="bf16", mode="toward_zero")
+    ),
     "bf16x3": Arithmetic(with_factors(two_bf16), SINGLE, _declared(products="bf16x3")),
     "bf16x3, bits dropped": Arithmetic(
         with_factors(two_bf16_cut), SINGLE, _declared(products="bf16x3", mode="toward_zero")
@@ -360,10 +382,16 @@ RIGHT = {
     "flushed": Arithmetic(Flushes, ("float16",), _declared(flushes=True)),
     "sums in float16": Arithmetic(AddsInHalf, ("float16",), _declared(accumulator="float16")),
     "sums drop bits": Arithmetic(DropsBitsOfSums, SINGLE, _declared(accumulator="truncated")),
-    "coarse exponential, 2^-10": Arithmetic(exponential_off_by(2.0**-10), HALF, _declared(exp_error=1 << 14)),
-    "coarse exponential, 16 ulp": Arithmetic(exponential_off_by(2.0**-19), ALL, _declared(exp_error=32)),
+    "coarse exponential, 2^-10": Arithmetic(
+        exponential_off_by(2.0**-10), HALF, _declared(exp_error=1 << 14)
+    ),
+    "coarse exponential, 16 ulp": Arithmetic(
+        exponential_off_by(2.0**-19), ALL, _declared(exp_error=32)
+    ),
     "online, tiles of 1": Arithmetic(online(1), ALL, Rounding(log_normaliser=False)),
-    "online, tiles of 1, backwards": Arithmetic(online(1, backwards=True), ALL, Rounding(log_normaliser=False)),
+    "online, tiles of 1, backwards": Arithmetic(
+        online(1, backwards=True), ALL, Rounding(log_normaliser=False)
+    ),
     "online, tiles of 4": Arithmetic(online(4), ALL, Rounding(log_normaliser=False)),
     "online, tiles of 16": Arithmetic(online(16), ALL, Rounding(log_normaliser=False)),
     "lazy rescale": Arithmetic(online(4, slack=8.0), ALL, Rounding(log_normaliser=False)),
@@ -382,15 +410,23 @@ RIGHT = {
 
 WRONG = {
     "tf32, declared ieee": Arithmetic(with_factors(tf32_nearest), SINGLE, WHOLE_ROWS),
-    "tf32, declared bf16x3": Arithmetic(with_factors(tf32_cut), SINGLE, _declared(products="bf16x3")),
+    "tf32, declared bf16x3": Arithmetic(
+        with_factors(tf32_cut), SINGLE, _declared(products="bf16x3")
+    ),
     "bf16, declared tf32": Arithmetic(with_factors(bf16), SINGLE, _declared(products="tf32")),
     "bf16, declared ieee": Arithmetic(with_factors(bf16), SINGLE, WHOLE_ROWS),
     "bf16x3, declared ieee": Arithmetic(with_factors(two_bf16), SINGLE, WHOLE_ROWS),
     "float8, declared bf16": Arithmetic(with_factors(float8), SINGLE, _declared(products="bf16")),
-    "coarse exponential, 2^-4": Arithmetic(exponential_off_by(2.0**-4), ALL, _declared(exp_error=1 << 14)),
-    "coarse exponential, 2^-10": Arithmetic(exponential_off_by(2.0**-10), SINGLE, _declared(exp_error=1 << 14)),
+    "coarse exponential, 2^-4": Arithmetic(
+        exponential_off_by(2.0**-4), ALL, _declared(exp_error=1 << 14)
+    ),
+    "coarse exponential, 2^-10": Arithmetic(
+        exponential_off_by(2.0**-10), SINGLE, _declared(exp_error=1 << 14)
+    ),
     "linear exponential": Arithmetic(Linear, ALL, _declared(exp_error=1 << 14)),
-    "sums in bfloat16, declared float16": Arithmetic(AddsInHalf, ("bfloat16",), _declared(accumulator="float16")),
+    "sums in bfloat16, declared float16": Arithmetic(
+        AddsInHalf, ("bfloat16",), _declared(accumulator="float16")
+    ),
     "sums of rows stored": Arithmetic(SumsInDtype, HALF, WHOLE_ROWS),
     "scale 1% off": Arithmetic(ScaleOff, ALL, Rounding()),
     "scale 1% off, tf32": Arithmetic(ScaleOff, SINGLE, Rounding(products="tf32")),

@@ -1,4 +1,5 @@
-"""Random admissible roundings at every place of a small problem: how their projections compare with Hoeffding's tail.
+"""Random admissible roundings at every place of a small problem: how their projections compare with
+Hoeffding's tail.
 
 As a program it prints a table; its argument is how many thousands of draws there are of each form.
 """
@@ -27,14 +28,22 @@ def forms() -> Iterator[tuple[str, Callable[[int], tuple[Tensor, Allowance]]]]:
     for profile in PROFILES:
         yield f"output, {profile}", lambda seed, profile=profile: of_outputs(profile, AT_ONCE, seed)  # type: ignore[misc]  # loop
     for form in FORMS:
-        name = f"gradients, D {'as dC.o' if form[0] else 'as rowsum(P dP)'}, P {'recomputed' if form[1] else 'kept'}"
+        name = (
+            f"gradients, D {'as dC.o' if form[0] else 'as rowsum(P dP)'}, P"
+            f" {'recomputed' if form[1] else 'kept'}"
+        )
         yield name, lambda seed, form=form: of_gradients(form, AT_ONCE, seed)  # type: ignore[misc]  # loop
 
 
 def main(thousands: int) -> None:
-    """Print a row for each form: the largest projection, and how many exceed so many standard deviations."""
+    """Print a row for each form: the largest projection, and how many exceed so many standard
+    deviations.
+    """
     torch.set_num_threads(1)
-    bounds = [f"more than {length:g} sd (at most {2 * math.exp(-(length**2) / 2):.2g})" for length in LENGTHS]
+    bounds = [
+        f"more than {length:g} sd (at most {2 * math.exp(-(length**2) / 2):.2g})"
+        for length in LENGTHS
+    ]
     print(f"| form | rms of T/sd | largest | share of the threshold | {' | '.join(bounds)} |")
     print("|---" * (4 + len(LENGTHS)) + "|")
     for name, draw in forms():
@@ -42,7 +51,10 @@ def main(thousands: int) -> None:
         distance, part = torch.cat([distance for distance, _ in found]), found[0][1]
         tail = " | ".join(f"{float((distance > length).double().mean()):.2g}" for length in LENGTHS)
         root, largest = float(distance.square().mean().sqrt()), float(distance.max())
-        print(f"| {name} | {root:.2f} | {largest:.2f} | {largest * part.sd / part.threshold:.2f} | {tail} |")
+        print(
+            f"| {name} | {root:.2f} | {largest:.2f} | {largest * part.sd / part.threshold:.2f} |"
+            f" {tail} |"
+        )
 
 
 if __name__ == "__main__":

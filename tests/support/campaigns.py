@@ -16,7 +16,9 @@ from support.acting import ACTING
 CLAUSES = ("SHP-1", "SHP-5", "MSK-1")
 
 
-PLAN = Plan(implementations=("loop", "sdpa"), dtypes=("float32",), seeds=3, profile="quick", clauses=CLAUSES)
+PLAN = Plan(
+    implementations=("loop", "sdpa"), dtypes=("float32",), seeds=3, profile="quick", clauses=CLAUSES
+)
 
 
 KILLING = (
@@ -47,8 +49,17 @@ slow = Bad("slow", sleep)
 def verdict_on(job: Job, clause: str, **changes: Any) -> Verdict:
     """Return a verdict that depends on the job alone; in the last seed, SHP-5 fails."""
     failed = clause == "SHP-5" and job.seed == 2
-    what: dict[str, Any] = {"status": "fail", "case": "Case(L=2)", "message": "wrong"} if failed else {"status": "pass"}
-    where = {"implementation": job.target, "clause": clause, "dtype": job.dtype, "device": job.device}
+    what: dict[str, Any] = (
+        {"status": "fail", "case": "Case(L=2)", "message": "wrong"}
+        if failed
+        else {"status": "pass"}
+    )
+    where = {
+        "implementation": job.target,
+        "clause": clause,
+        "dtype": job.dtype,
+        "device": job.device,
+    }
     return Verdict(**{**where, "level": "MUST", "examples": 10 + job.seed, **what, **changes})
 
 
@@ -64,7 +75,11 @@ def run(folder: Folder, *, most: int | None = None, plan: Plan = PLAN, **options
 
 def timeless(report: Report) -> Report:
     blank = {name: "" for name in VOLATILE if name != "seconds"}
-    return replace(report, verdicts=tuple(replace(verdict, seconds=0.0) for verdict in report.verdicts), **blank)
+    return replace(
+        report,
+        verdicts=tuple(replace(verdict, seconds=0.0) for verdict in report.verdicts),
+        **blank,
+    )
 
 
 def report_of(*named: Folder) -> Report:

@@ -1,7 +1,8 @@
-"""What the faults of the gallery are diagnosed as; `python -m support.diagnoses [FAULT ...]` prints what they are.
+"""What the faults of the gallery are diagnosed as; `python -m support.diagnoses [FAULT ...]` prints
+what they are.
 
-A fault is named if the first finding on it is its diagnosis, or else a clause that must catch it, unless that clause is
-one that almost any defect violates and the message is about numbers.
+A fault is named if the first finding on it is its diagnosis, or else a clause that must catch it,
+unless that clause is one that almost any defect violates and the message is about numbers.
 """
 
 from __future__ import annotations
@@ -21,12 +22,24 @@ from mha.conformance.reports.summary import findings
 from mha.conformance.results import Verdict
 from mha.spec import CLAUSES
 
-IGNORED, TRANSPOSED = "the mask is ignored", "the mask is applied to the queries instead of the keys"
-NAN, UNIFORM = "a query without an allowed key is NaN", "a query without an allowed key attends to all keys equally"
+IGNORED, TRANSPOSED = (
+    "the mask is ignored",
+    "the mask is applied to the queries instead of the keys",
+)
+NAN, UNIFORM = (
+    "a query without an allowed key is NaN",
+    "a query without an allowed key attends to all keys equally",
+)
 TILES = "the keys after the last whole tile"
 NOT_CAUSAL, OFF_BY_ONE = "the causal flag is ignored", "the causal mask is off by one"
-AFTER_SOFTMAX, TOO_HIGH = "masked weights are zeroed after the softmax", "masked scores get a finite number"
-UNPROJECTED, AS_BOOLEAN = "the output projection is missing", "the float mask is read as a boolean one"
+AFTER_SOFTMAX, TOO_HIGH = (
+    "masked weights are zeroed after the softmax",
+    "masked scores get a finite number",
+)
+UNPROJECTED, AS_BOOLEAN = (
+    "the output projection is missing",
+    "the float mask is read as a boolean one",
+)
 # What a diagnosis of each fault begins with. No other fault has one.
 EXPECTED: dict[str, str] = {
     "AddressTakenForInput": "the query is passed for key and value",
@@ -109,7 +122,9 @@ EXPECTED: dict[str, str] = {
     "ScaledByHeadWidth": "the scores are scaled by 1/d_k",
     "ScaledByModelWidth": "the scores are scaled by 1/sqrt(d_model)",
     "ScoresInHalf": "the scores are rounded to float16",
-    "SigmoidOfTheOnlyScore": "1 is added to the denominator of the softmax",  # which is the same for a single key
+    "SigmoidOfTheOnlyScore": (
+        "1 is added to the denominator of the softmax"
+    ),  # which is the same for a single key
     "SingleItem": NOT_CAUSAL,
     "SingleQuery": IGNORED,
     "Sink": "1 is added to the denominator of the softmax",
@@ -142,7 +157,9 @@ BESIDE = ("CFG-4", "SMX-2", "SMX-4", "HED-1", "EQV-9", "NUM-1")
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """How a fault is found; seconds: of the whole run, diagnosing: of what finding a cause took of it."""
+    """How a fault is found; seconds: of the whole run, diagnosing: of what finding a cause took of
+    it.
+    """
 
     fault: str
     clauses: frozenset[str]
@@ -164,7 +181,9 @@ class Diagnosis:
     @property
     def leading(self) -> Verdict:
         """The verdict that comes first."""
-        return findings(verdict for verdict in self.report.verdicts if verdict.status in ("fail", "refused"))[0][0]
+        return findings(
+            verdict for verdict in self.report.verdicts if verdict.status in ("fail", "refused")
+        )[0][0]
 
     @property
     def first(self) -> str:
@@ -200,7 +219,9 @@ def diagnosed(faults: Collection[Fault], beside: Collection[str] = BESIDE) -> It
 
         judge.diagnose = timed
         try:
-            report = check(members[0].implementation, "quick", clauses=own | set(beside), dtypes=[dtype])
+            report = check(
+                members[0].implementation, "quick", clauses=own | set(beside), dtypes=[dtype]
+            )
         finally:
             judge.diagnose = diagnose
         yield Diagnosis(name, own, report, process_time() - start, spent)
@@ -221,8 +242,14 @@ def main(names: Collection[str]) -> None:
         wrong += [f"{each.fault}: {text}" for text in each.wrong]
         mark = "named" if each.named else "-"
         cost = f"{each.diagnosing:.1f} of {each.seconds:.1f} s"
-        print(f"{each.fault:32} {mark:6} {cost:14} {each.first}{' WRONG' * bool(each.wrong)}", flush=True)
-    print(f"named {named} of {total}; diagnosing took {diagnosing:.0f} of {seconds:.0f} s; wrong: {wrong}")
+        print(
+            f"{each.fault:32} {mark:6} {cost:14} {each.first}{' WRONG' * bool(each.wrong)}",
+            flush=True,
+        )
+    print(
+        f"named {named} of {total}; diagnosing took {diagnosing:.0f} of {seconds:.0f} s; wrong:"
+        f" {wrong}"
+    )
 
 
 if __name__ == "__main__":

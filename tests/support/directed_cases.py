@@ -15,8 +15,8 @@ from mha.spec import Options, Output, Problem
 
 HALF = ("bfloat16", "float16")
 KINDS = ("plain", "offset", "repeated", "expanded", "pairs", "mask", "large")
-# `FormsOfBackward` by name: (whether it computes in float32, stores the scaled query, casts weights before they are
-# divided by their sum, takes D as dC.o).
+# `FormsOfBackward` by name: (whether it computes in float32, stores the scaled query, casts weights
+# before they are divided by their sum, takes D as dC.o).
 FORMS = {
     "Fused": (True, False, True, True),
     "FusedScaledQuery": (True, True, False, True),
@@ -27,9 +27,15 @@ FORMS = {
 
 
 def hostile_problem(rng: random.Random, seed: int) -> Problem:
-    """A problem whose numbers repeat, or average within a few units in the last place, or an ordinary one."""
+    """A problem whose numbers repeat, or average within a few units in the last place, or an
+    ordinary one.
+    """
     kind, length = KINDS[seed % 7], rng.randint(1, 40)
-    sizes = {"n_heads": rng.choice((1, 2, 4)), "head_dim": rng.choice((2, 3, 16, 32, 96)), "B": rng.choice((1, 2))}
+    sizes = {
+        "n_heads": rng.choice((1, 2, 4)),
+        "head_dim": rng.choice((2, 3, 16, 32, 96)),
+        "B": rng.choice((1, 2)),
+    }
     case = Case(
         **sizes,
         L=length,
@@ -47,7 +53,10 @@ def hostile_problem(rng: random.Random, seed: int) -> Problem:
     changes: dict[str, dict[str, Tensor]] = {
         "offset": {"value": value + 8},
         "repeated": {"query": query[:, :1].repeat(1, 128, 1)},
-        "expanded": {name: x[:1].repeat(16, 1, 1) for name, x in (("query", query), ("key", key), ("value", value))},
+        "expanded": {
+            name: x[:1].repeat(16, 1, 1)
+            for name, x in (("query", query), ("key", key), ("value", value))
+        },
         "pairs": {"key": key[:, pairs], "value": value[:, pairs]},
         "large": {"query": 4 * query},
     }
@@ -58,7 +67,9 @@ class _Core(torch.autograd.Function):
     """softmax(tau q k^T) v with a backward pass written by hand, in the form of `FORMS`."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, form: tuple[bool, ...]) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, form: tuple[bool, ...]
+    ) -> Tensor:
         wide, scaled, before, _ = form
         dtype, tau = (torch.float32 if wide else q.dtype), q.shape[-1] ** -0.5
         query, rest = (q * tau, 1.0) if scaled else (q, tau)
@@ -87,7 +98,10 @@ class _Core(torch.autograd.Function):
             return (d_s @ k) * tau, d_s.mT @ (q * tau), d_v, None, None
         d_s = d_s * tau if not wide else d_s
         factor = tau if wide else 1.0
-        d_q, d_k = ((x.float() * factor).to(q.dtype) for x in (d_s.float() @ k.float(), d_s.float().mT @ q.float()))
+        d_q, d_k = (
+            (x.float() * factor).to(q.dtype)
+            for x in (d_s.float() @ k.float(), d_s.float().mT @ q.float())
+        )
         return d_q, d_k, d_v, None, None
 
 
@@ -97,7 +111,10 @@ class FormsOfBackward(Complete):
     form: tuple[bool, ...] = ()
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
-        q, k, v = (self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v")))
+        q, k, v = (
+            self.split(self.project(x, role))
+            for x, role in ((query, "q"), (key, "k"), (value, "v"))
+        )
         allowed, _ = self.allow(options, q, k)
         core = _Core.apply(q, self.repeat(k), self.repeat(v), allowed, self.form)  # type: ignore[no-untyped-call]  # of torch
         return Output(self.project(self.merge(core), "o"), None)
@@ -113,16 +130,23 @@ class MaximumDifferentiated(Complete):
 
 
 class QueriesInParts(Complete):
-    """Queries are attended with five at a time, so that autograd adds up parts of the gradients of keys and values."""
+    """Queries are attended with five at a time, so that autograd adds up parts of the gradients of
+    keys and values.
+    """
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
-        q, k, v = (self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v")))
+        q, k, v = (
+            self.split(self.project(x, role))
+            for x, role in ((query, "q"), (key, "k"), (value, "v"))
+        )
         allowed, bias = self.allow(options, q, k)
         k, v, size = self.repeat(k), self.repeat(v), max(5, -(-q.shape[2] // 8))
         parts = []
         for part in range(0, q.shape[2], size):
             rows = slice(part, part + size)
-            weights = self.weigh(self.score(q[:, :, rows], k) + bias[:, :, rows], allowed[:, :, rows])
+            weights = self.weigh(
+                self.score(q[:, :, rows], k) + bias[:, :, rows], allowed[:, :, rows]
+            )
             parts.append(self.combine(weights, v, allowed[:, :, rows]))
         return Output(self.project(self.merge(torch.cat(parts, 2)), "o"), None)
 

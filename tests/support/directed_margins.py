@@ -1,6 +1,7 @@
 """How near correct implementations come to the thresholds of NUM-7 and GRD-8.
 
-As a program it prints the table of docs/directed.md, and draws docs/directed.svg; its argument is how many problems.
+As a program it prints the table of docs/directed.md, and draws docs/directed.svg; its argument is
+how many problems.
 """
 
 from __future__ import annotations
@@ -27,7 +28,17 @@ from support.directed_cases import BACKWARD, KINDS, hostile_problem
 from support.folders import DOCS
 from support.random_problems import built
 
-BUILT_IN = ("loop", "einops", "vectorized", "chunked", "tiled", "sdpa", "torch_mha", "grouped_query", "fused_qkv")
+BUILT_IN = (
+    "loop",
+    "einops",
+    "vectorized",
+    "chunked",
+    "tiled",
+    "sdpa",
+    "torch_mha",
+    "grouped_query",
+    "fused_qkv",
+)
 VARIANTS = (
     Complete,
     variants.BaseTwo,
@@ -69,8 +80,13 @@ def exact_of(problem: Problem, implementation: Implementation, seed: int) -> Exa
     if KINDS[seed % len(KINDS)] in ("repeated", "expanded"):
         upstream = upstream[:1, :1].expand_as(upstream).contiguous()
     graph = gradient_graph(problem, claims, upstream)
-    forwards = [direction.change["output"] for direction in directions.directions(graph.forward, case)]
-    backwards = [dict(direction.change) for direction in directed_gradients.directions(graph, graph.exact, case)]
+    forwards = [
+        direction.change["output"] for direction in directions.directions(graph.forward, case)
+    ]
+    backwards = [
+        dict(direction.change)
+        for direction in directed_gradients.directions(graph, graph.exact, case)
+    ]
     name = list(graph.exact)[seed % len(graph.exact)]
     forwards.append(single(graph.forward.output, seed))
     backwards.append({name: single(graph.exact[name], seed)})
@@ -88,7 +104,9 @@ def single(like: Tensor, seed: int) -> Tensor:
     return direction.view_as(like)
 
 
-def margins(exact: Exact, implementation: Implementation, problem: Problem) -> Iterator[tuple[str, Margin]]:
+def margins(
+    exact: Exact, implementation: Implementation, problem: Problem
+) -> Iterator[tuple[str, Margin]]:
     """Yield the clause and the margin of each test of an implementation."""
     copied = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
     called = built(implementation, problem)
@@ -103,8 +121,13 @@ def margins(exact: Exact, implementation: Implementation, problem: Problem) -> I
     output.backward(exact.graph.upstream.to(output))
     found = {name: x.grad for name, x in copied.distinct().items() if x.grad is not None}
     found |= called.weight_gradients()  # type: ignore[attr-defined]  # it is claimed
-    tests = [("NUM-7", part, projection(exact.graph.forward, output, w)) for w, part in exact.output]
-    tests += [("GRD-8", part, projection_of_gradients(exact.graph, found, w)) for w, part in exact.gradients]
+    tests = [
+        ("NUM-7", part, projection(exact.graph.forward, output, w)) for w, part in exact.output
+    ]
+    tests += [
+        ("GRD-8", part, projection_of_gradients(exact.graph, found, w))
+        for w, part in exact.gradients
+    ]
     for clause, part, projected in tests:
         if part.deviation <= LARGEST_DEVIATION and part.sd:
             yield clause, Margin(abs(projected) / part.sd, abs(projected) / part.threshold)
@@ -135,8 +158,8 @@ def table(found: Mapping[tuple[str, str], Sequence[Margin]]) -> Iterator[str]:
         deviations = sorted(test.deviations for test in tests)
         middle, late = deviations[len(tests) // 2], deviations[-1 - len(tests) // 100]
         yield (
-            f"| {clause} | {name} | {len(tests)} | {middle:.2f} | {late:.2f} | {deviations[-1]:.2f} | "
-            f"{max(test.ratio for test in tests):.2f} |"
+            f"| {clause} | {name} | {len(tests)} | {middle:.2f} | {late:.2f} | {deviations[-1]:.2f}"
+            f" | {max(test.ratio for test in tests):.2f} |"
         )
 
 
@@ -152,11 +175,16 @@ def to_svg(found: Mapping[tuple[str, str], Sequence[Margin]]) -> str:
         x, color = place_of(size), "#b3261e" if size == 8 else "#ddd"
         parts.append(f'<path d="M{x} 10V{height - 40}" stroke="{color}"/>')
         parts.append(f'<text x="{x}" y="{height - 22}" text-anchor="middle">{size:g}</text>')
-    parts.append(f'<text x="{LEFT}" y="{height - 6}">|T|/sd: median, 99th percentile, largest; lambda = 8</text>')
+    parts.append(
+        f'<text x="{LEFT}" y="{height - 6}">|T|/sd: median, 99th percentile, largest; lambda ='
+        " 8</text>"
+    )
     for number, key in enumerate(rows):
         y = 22 + ROW * number
         ordered = sorted(test.deviations for test in found[key])
-        marks = [place_of(ordered[index]) for index in (len(ordered) // 2, -1 - len(ordered) // 100, -1)]
+        marks = [
+            place_of(ordered[index]) for index in (len(ordered) // 2, -1 - len(ordered) // 100, -1)
+        ]
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{" ".join(key)}</text>')
         parts.append(f'<path d="M{marks[0]} {y}H{marks[-1]}" stroke="#2456b3" stroke-width="2"/>')
         parts += [f'<circle cx="{x}" cy="{y}" r="3.5" fill="#2456b3"/>' for x in marks]
@@ -174,7 +202,10 @@ def main(count: int) -> None:
     torch.set_num_threads(1)
     found = measured(range(count))
     print(f"{sum(map(len, found.values()))} tests")
-    print("| clause | implementation | tests | median of T/sd | 99% | largest | largest ratio to the threshold |")
+    print(
+        "| clause | implementation | tests | median of T/sd | 99% | largest | largest ratio to the"
+        " threshold |"
+    )
     print("|---|---|---|---|---|---|---|")
     print("\n".join(table(found)))
     (DOCS / "directed.svg").write_text(to_svg(found))

@@ -1,4 +1,6 @@
-"""Attention at 50 digits, in plain loops that take nothing from torch but the stored numbers, or in complex numbers."""
+"""Attention at 50 digits, in plain loops that take nothing from torch but the stored numbers, or in
+complex numbers.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def linear(rows: Matrix, weight: Any, bias: Any) -> Matrix:
 
 
 def mask_entry(mask: Tensor, place: tuple[int, ...]) -> Any:
-    """The entry of a mask at (b, h, i, j). Its axes are aligned with the last ones, and one of size 1 is broadcast."""
+    """The entry of a mask at (b, h, i, j). Its axes are aligned with the last ones, and one of size
+    1 is broadcast.
+    """
     aligned = place[len(place) - mask.ndim :]
     numbers: Any = mask.tolist()
     for index, size in zip(aligned, mask.shape, strict=True):
@@ -43,7 +47,9 @@ def mask_entry(mask: Tensor, place: tuple[int, ...]) -> Any:
 
 
 def score_bias(problem: Problem, claims: Claims, place: tuple[int, ...]) -> Any:
-    """The number added to the score at (b, h, i, j): -infinity where it may not attend, 0 for the extra keys."""
+    """The number added to the score at (b, h, i, j): -infinity where it may not attend, 0 for the
+    extra keys.
+    """
     queries, keys = problem.query.shape[1], problem.key.shape[1]
     if place[3] >= keys:
         return mp.mpf(0)
@@ -57,7 +63,9 @@ def score_bias(problem: Problem, claims: Claims, place: tuple[int, ...]) -> Any:
 def softmax(scores: list[Any], empty_row: str) -> list[Any]:
     """Exponentials over their sum, or the declared policy if no key is allowed."""
     if all(score == -mp.inf for score in scores):
-        return [{"zeros": mp.mpf(0), "nan": mp.nan, "uniform": 1 / mp.mpf(len(scores) or 1)}[empty_row]] * len(scores)
+        return [
+            {"zeros": mp.mpf(0), "nan": mp.nan, "uniform": 1 / mp.mpf(len(scores) or 1)}[empty_row]
+        ] * len(scores)
     raised = [mp.exp(score) for score in scores]
     total = sum(raised)
     return [part / total for part in raised]
@@ -70,7 +78,10 @@ def head_width(config: Config) -> int:
 
 def kv_heads(config: Config) -> list[int]:
     """The key/value head of each query head: h // (n_heads / n_kv_heads)."""
-    return [h // (config.n_heads // (config.n_kv_heads or config.n_heads)) for h in range(config.n_heads)]
+    return [
+        h // (config.n_heads // (config.n_kv_heads or config.n_heads))
+        for h in range(config.n_heads)
+    ]
 
 
 def head(rows: Matrix, index: int, width: int) -> Matrix:
@@ -90,11 +101,16 @@ def project(problem: Problem, b: int) -> tuple[Matrix, Matrix, Matrix]:
     return queries, keys, values
 
 
-def attend(problem: Problem, claims: Claims, tau: Any, place: tuple[int, int], query: Matrix, keys: Matrix) -> Matrix:
+def attend(
+    problem: Problem, claims: Claims, tau: Any, place: tuple[int, int], query: Matrix, keys: Matrix
+) -> Matrix:
     """The rows of weights at (b, h), from the query and the keys of that head."""
     rows = []
     for i, q in enumerate(query):
-        scores = [tau * dot(q, k) + score_bias(problem, claims, (*place, i, j)) for j, k in enumerate(keys)]
+        scores = [
+            tau * dot(q, k) + score_bias(problem, claims, (*place, i, j))
+            for j, k in enumerate(keys)
+        ]
         rows.append(softmax(scores, claims.empty_row))
     return rows
 
@@ -116,7 +132,9 @@ def solve_item(problem: Problem, claims: Claims, tau: Any, b: int) -> dict[str, 
     queries, keys, values = project(problem, b)
     query = [head(queries, h, width) for h in range(config.n_heads)]
     key, value = ([head(rows, kv, width) for kv in shared] for rows in (keys, values))
-    weights = [attend(problem, claims, tau, (b, h), query[h], key[h]) for h in range(config.n_heads)]
+    weights = [
+        attend(problem, claims, tau, (b, h), query[h], key[h]) for h in range(config.n_heads)
+    ]
     context = average(weights, value, width)
     sums = [[sum(row) for row in rows] for rows in weights]
     output = linear(context, given.w_o, given.b_o)
@@ -125,18 +143,24 @@ def solve_item(problem: Problem, claims: Claims, tau: Any, b: int) -> dict[str, 
 
 
 def solve(problem: Problem, claims: Claims) -> dict[str, list[Any]]:
-    """Equations 1 and 3 of Vaswani et al. 2017; names and shapes as in `mha.spec.Expected`, in nested lists."""
+    """Equations 1 and 3 of Vaswani et al. 2017; names and shapes as in `mha.spec.Expected`, in
+    nested lists.
+    """
     tau = 1 / mp.sqrt(head_width(problem.config)) if claims.scale is None else mp.mpf(claims.scale)
     items = [solve_item(problem, claims, tau, b) for b in range(problem.query.shape[0])]
     return {name: [item[name] for item in items] for name in items[0]}
 
 
 def assert_within(name: str, mid: Any, rad: Any, solved: Any) -> None:
-    """Assert that every number of nested lists is within its radius of the exact one, and NaN where that is NaN."""
+    """Assert that every number of nested lists is within its radius of the exact one, and NaN where
+    that is NaN.
+    """
     if isinstance(solved, list):
         for index, parts in enumerate(zip(mid, rad, solved, strict=True)):
             assert_within(f"{name}[{index}]", *parts)
     elif mp.isnan(solved):
         assert math.isnan(mid), f"{name} is {mid}, but should be NaN"
     else:
-        assert abs(mp.mpf(mid) - solved) <= rad, f"{name} is {mid}, but should be {solved} within {rad}"
+        assert abs(mp.mpf(mid) - solved) <= rad, (
+            f"{name} is {mid}, but should be {solved} within {rad}"
+        )

@@ -1,4 +1,6 @@
-"""Judge an attention in float8 after adding its row to the table of dtypes; `test_dtypes.py` runs this script."""
+"""Judge an attention in float8 after adding its row to the table of dtypes; `test_dtypes.py` runs
+this script.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from torch import Tensor, nn
 
 from mha.spec import dtypes
 
-FLOAT8 = dtypes.DtypeTraits(name="float8_e4m3fn", compute="float32", narrow=True, far=4.0, noise=10.0)
+FLOAT8 = dtypes.DtypeTraits(
+    name="float8_e4m3fn", compute="float32", narrow=True, far=4.0, noise=10.0
+)
 # Before other modules read it.
 dtypes.TRAITS = {**dtypes.TRAITS, FLOAT8.name: FLOAT8}
 
@@ -30,10 +34,13 @@ class StoredInFloat8(nn.Module):
         buffers = {name: tensor.float() for name, tensor in self.named_buffers()}
         return nn.functional.linear(x.float(), buffers[f"w_{role}"], buffers.get(f"b_{role}"))
 
-    def forward(self, *inputs: Tensor, mask: Any = None, is_causal: bool = False, need_weights: bool = False) -> Output:
+    def forward(
+        self, *inputs: Tensor, mask: Any = None, is_causal: bool = False, need_weights: bool = False
+    ) -> Output:
         shape = self.config.n_heads, self.config.head_dim
         q, k, v = (
-            self.project(x, role).unflatten(-1, shape).transpose(1, 2) for role, x in zip("qkv", inputs, strict=True)
+            self.project(x, role).unflatten(-1, shape).transpose(1, 2)
+            for role, x in zip("qkv", inputs, strict=True)
         )
         scores = q @ k.mT / shape[1] ** 0.5
         if is_causal:
@@ -55,7 +62,9 @@ class Float8:
     def __init__(self, ignores_mask: bool) -> None:
         self.ignores_mask = ignores_mask
 
-    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> StoredInFloat8:
+    def build(
+        self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
+    ) -> StoredInFloat8:
         """Build it."""
         return StoredInFloat8(config, weights, self.ignores_mask)
 
@@ -63,5 +72,7 @@ class Float8:
 if __name__ == "__main__":
     clauses = ("SHP-1", "SHP-3", "MSK-1", "NUM-1")
     for ignores_mask in (False, True):
-        report = check(Float8(ignores_mask), clauses=clauses, dtypes=(FLOAT8.name,), profile="quick")
+        report = check(
+            Float8(ignores_mask), clauses=clauses, dtypes=(FLOAT8.name,), profile="quick"
+        )
         print({verdict.clause: verdict.status for verdict in report.verdicts})

@@ -1,4 +1,6 @@
-"""Python commands in forks of a process that has imported torch, which takes each new one some seconds."""
+"""Python commands in forks of a process that has imported torch, which takes each new one some
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
 
-# Forks for each line of its input, and answers with the exit status. The fork ends as Python does, with its threads and
-# what `atexit` has, which the server of `multiprocessing` would skip.
+# Forks for each line of its input, and answers with the exit status. The fork ends as Python does,
+# with its threads and what `atexit` has, which the server of `multiprocessing` would skip.
 SERVER = """
 import json, os, runpy, sys
 
@@ -53,19 +55,29 @@ def run_module(
     timeout: int = 300,
     terminal: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Do as `subprocess.run` of `python -m module`, with its output as text; at a terminal, if its path is given."""
+    """Do as `subprocess.run` of `python -m module`, with its output as text; at a terminal, if its
+    path is given.
+    """
     environment = dict(os.environ if env is None else env)
     if not hasattr(os, "fork"):
         command = [sys.executable, "-m", module, *arguments]
         return subprocess.run(
-            command, cwd=cwd, env=environment, timeout=timeout, capture_output=True, text=True, check=False
+            command,
+            cwd=cwd,
+            env=environment,
+            timeout=timeout,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     with TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("in", "out", "err")]
         for file in files:
             file.touch()
         given = [terminal] * 3 if terminal else [str(file) for file in files]
-        status = _answer(json.dumps((module, arguments, str(cwd or Path.cwd()), environment, given)), timeout)
+        status = _answer(
+            json.dumps((module, arguments, str(cwd or Path.cwd()), environment, given)), timeout
+        )
         if not status:
             raise subprocess.TimeoutExpired([module, *arguments], timeout)
         _, out, err = (file.read_text() for file in files)
@@ -73,7 +85,9 @@ def run_module(
 
 
 def _answer(request: str, timeout: int) -> str:
-    """Return the exit status in digits, or nothing if the time was up and all processes were killed."""
+    """Return the exit status in digits, or nothing if the time was up and all processes were
+    killed.
+    """
     server = _server()
     assert server.stdin
     assert server.stdout
@@ -93,4 +107,6 @@ def _answer(request: str, timeout: int) -> str:
 @cache
 def _server() -> subprocess.Popen[str]:
     command = [sys.executable, "-c", SERVER]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )

@@ -19,4 +19,6 @@ QUICK = ("--mha-profile", "quick", "--mha-dtype", "float32")
 
 def run(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run pytest on the checkout's conformance folder."""
-    return run_module("pytest", "conformance", "-p", "no:cacheprovider", *arguments, cwd=CHECKOUT, env=env)
+    return run_module(
+        "pytest", "conformance", "-p", "no:cacheprovider", *arguments, cwd=CHECKOUT, env=env
+    )

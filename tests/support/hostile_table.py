@@ -1,9 +1,10 @@
 """Print a table: what each front end says of each kind of code that works against the judge.
 
-A cell is "conforms", the first clause that fails, or "error", for the judge's own. The script ends in an error if a
-verdict is lost, an exit status is not that of the verdicts, or `loop`, judged beside them, does not conform.
-All kinds of a column are judged in one run, but those that end their process where a front end has one alone. It takes
-most of an hour; words on the command line are the front ends to try.
+A cell is "conforms", the first clause that fails, or "error", for the judge's own. The script ends
+in an error if a verdict is lost, an exit status is not that of the verdicts, or `loop`, judged
+beside them, does not conform. All kinds of a column are judged in one run, but those that end their
+process where a front end has one alone. It takes most of an hour; words on the command line are the
+front ends to try.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mha.conformance.engine.descendants import ending_descendants
-from mha.conformance.faults import hostile, hostile_changes, hostile_exceptions, hostile_processes, hostile_results
+from mha.conformance.faults import (
+    hostile,
+    hostile_changes,
+    hostile_exceptions,
+    hostile_processes,
+    hostile_results,
+)
 from mha.conformance.faults.base import Direct
 from mha.conformance.reports.files import LAST, read
 from mha.conformance.results import Report, Verdict
@@ -31,8 +38,22 @@ INTERRUPTS = "presses_ctrl_c"
 CLAUSES = ("SHP-1", "NUM-1", "STA-3", "STA-5", "INC-1")
 # Whoever ends the process ends the run, where both are one.
 ENDS_ITS_PROCESS = {
-    *("loops", "segfaults", "exits_hard", "exits_in_c", "runs_another_program", "kills_itself", "stops_itself"),
-    *("holds_the_interpreter", "waits_for_a_lock", "closes_descriptors", "writes_to_descriptors", "ends_later"),
+    *(
+        "loops",
+        "segfaults",
+        "exits_hard",
+        "exits_in_c",
+        "runs_another_program",
+        "kills_itself",
+        "stops_itself",
+    ),
+    *(
+        "holds_the_interpreter",
+        "waits_for_a_lock",
+        "closes_descriptors",
+        "writes_to_descriptors",
+        "ends_later",
+    ),
     INTERRUPTS,
 }
 PROJECT = "[tool.mha]\ncall_timeout = 5\n"
@@ -49,7 +70,9 @@ def kinds() -> dict[str, str]:
 
 def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[bytes]:
     """Run a Python in a folder; processes that it leaves would keep a pipe open."""
-    return subprocess.run([sys.executable, *command], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
 
 def reached(folder: Path) -> Report:
@@ -69,8 +92,20 @@ def check_with(jobs: int, targets: Sequence[str], folder: Path) -> tuple[int, Re
 
 def pytest_with(jobs: int, targets: Sequence[str], folder: Path) -> tuple[int, Report]:
     """Judge by pytest."""
-    options = ["--mha-profile", "quick", "--mha-dtype", "float32", "-n", str(jobs), "-k", " or ".join(CLAUSES)]
-    done = run(["-m", "pytest", "--pyargs", "mha.conformance", "-q", *options, "--mha-impl", *targets], folder)
+    options = [
+        "--mha-profile",
+        "quick",
+        "--mha-dtype",
+        "float32",
+        "-n",
+        str(jobs),
+        "-k",
+        " or ".join(CLAUSES),
+    ]
+    done = run(
+        ["-m", "pytest", "--pyargs", "mha.conformance", "-q", *options, "--mha-impl", *targets],
+        folder,
+    )
     return done.returncode, reached(folder)
 
 
@@ -98,11 +133,33 @@ def api(targets: Sequence[str], folder: Path) -> tuple[int, Report]:
 
 def campaign(targets: Sequence[str], folder: Path) -> tuple[int, Report]:
     """Judge by a campaign."""
-    plan = {"implementations": [*targets], "clauses": [*CLAUSES], "dtypes": ["float32"], "group": "all"}
+    plan = {
+        "implementations": [*targets],
+        "clauses": [*CLAUSES],
+        "dtypes": ["float32"],
+        "group": "all",
+    }
     lines = [f"{name} = {json.dumps(value)}" for name, value in plan.items()]
-    (folder / "plan.toml").write_text("\n".join([*lines, 'profile = "quick"', "timeout = 60", "memory = 4"]))
-    run(["-m", "mha.conformance", "campaign", "run", "plan.toml", "--out", "results", "--jobs", "2"], folder)
-    done = run(["-m", "mha.conformance", "campaign", "report", "results", "--to", "report.json"], folder)
+    (folder / "plan.toml").write_text(
+        "\n".join([*lines, 'profile = "quick"', "timeout = 60", "memory = 4"])
+    )
+    run(
+        [
+            "-m",
+            "mha.conformance",
+            "campaign",
+            "run",
+            "plan.toml",
+            "--out",
+            "results",
+            "--jobs",
+            "2",
+        ],
+        folder,
+    )
+    done = run(
+        ["-m", "mha.conformance", "campaign", "report", "results", "--to", "report.json"], folder
+    )
     return done.returncode, Report.from_json((folder / "report.json").read_text())
 
 
@@ -120,7 +177,9 @@ FRONT_ENDS: dict[str, tuple[Judged, bool]] = {
 
 
 def said_by(judged: Judged, targets: Mapping[str, str]) -> dict[str, str]:
-    """Return what a front end says of each kind, in a word or two; raises AssertionError where a verdict is lost."""
+    """Return what a front end says of each kind, in a word or two; raises AssertionError where a
+    verdict is lost.
+    """
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "pyproject.toml").write_text(PROJECT)
@@ -135,7 +194,11 @@ def said_by(judged: Judged, targets: Mapping[str, str]) -> dict[str, str]:
 
 def outcome(verdicts: Sequence[Verdict]) -> str:
     """Return "conforms", the first clause that fails, or "error"."""
-    failing = [verdict.clause for verdict in verdicts if verdict.status == "fail" and verdict.level == "MUST"]
+    failing = [
+        verdict.clause
+        for verdict in verdicts
+        if verdict.status == "fail" and verdict.level == "MUST"
+    ]
     if failing:
         return failing[0]
     if not verdicts or any(verdict.status == "harness_error" for verdict in verdicts):
@@ -146,8 +209,14 @@ def outcome(verdicts: Sequence[Verdict]) -> str:
 def column(front_end: str) -> dict[str, str]:
     """Return what a front end says of each kind."""
     judged, is_ended = FRONT_ENDS[front_end]
-    targets = {name: target for name, target in kinds().items() if name != HUNGRY or front_end == "campaign"}
-    alone = [name for name in targets if name == INTERRUPTS or (is_ended and name in ENDS_ITS_PROCESS)]
+    targets = {
+        name: target
+        for name, target in kinds().items()
+        if name != HUNGRY or front_end == "campaign"
+    }
+    alone = [
+        name for name in targets if name == INTERRUPTS or (is_ended and name in ENDS_ITS_PROCESS)
+    ]
     said = said_by(judged, {name: target for name, target in targets.items() if name not in alone})
     for name in alone if front_end != "`check()`" else ():
         said |= said_by(judged, {name: targets[name]})

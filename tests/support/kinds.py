@@ -1,6 +1,7 @@
 """Kinds of subject: correct attention that refuses whatever it does not claim.
 
-As a program it prints docs/coverage.md: which clauses are judged for each kind, and why the others are not.
+As a program it prints docs/coverage.md: which clauses are judged for each kind, and why the others
+are not.
 """
 
 from __future__ import annotations
@@ -37,18 +38,31 @@ OF_KINDS = """
 PADDING_ONLY: dict[str, Any] = {"per_head_mask": False, "per_query_mask": False}
 KINDS = {
     "GPT": Claims(
-        cross_attention=False, always_causal=True, masks=(), returns_weights=False, dropout=True, composes={"autocast"}
+        cross_attention=False,
+        always_causal=True,
+        masks=(),
+        returns_weights=False,
+        dropout=True,
+        composes={"autocast"},
     ),
-    "GPT with padding": Claims(cross_attention=False, always_causal=True, returns_weights=False, **PADDING_ONLY),
+    "GPT with padding": Claims(
+        cross_attention=False, always_causal=True, returns_weights=False, **PADDING_ONLY
+    ),
     "encoder with padding": Claims(cross_attention=False, causal=None, **PADDING_ONLY),
     "padding and a causal flag": Claims(**PADDING_ONLY),
-    "cross-attention to a memory": Claims(cross_attention="memory", causal=None, returns_weights=False, **PADDING_ONLY),
+    "cross-attention to a memory": Claims(
+        cross_attention="memory", causal=None, returns_weights=False, **PADDING_ONLY
+    ),
     "cross-attention that is always causal": Claims(always_causal=True),
-    "one mask for the batch": Claims(per_item_mask=False, per_head_mask=False, returns_weights=False),
+    "one mask for the batch": Claims(
+        per_item_mask=False, per_head_mask=False, returns_weights=False
+    ),
     "one row of keys for all": Claims(per_item_mask=False, **PADDING_ONLY),
     "additive masks": Claims(masks={"float"}, per_head_mask=False, causal=None),
     "key padding and a mask": Claims(per_head_mask=False, joint_masks=False),
-    "causal flag or mask": Claims(masks={"bool", "float"}, causal_with_mask=False, returns_weights=False),
+    "causal flag or mask": Claims(
+        masks={"bool", "float"}, causal_with_mask=False, returns_weights=False
+    ),
     "masks of four dimensions": Claims(masks={"bool", "float"}, mask_ranks={4}),
     "no masks": Claims(masks=(), causal=None, returns_weights=False),
     "causal flag without masks": Claims(masks=()),
@@ -72,7 +86,9 @@ class ClaimedOnly(Complete):
         output, weights, _ = super().forward(query, key, value, **given)
         return Output(output, weights if self.claims.returns_weights else None)
 
-    def not_claimed(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool) -> list[str]:
+    def not_claimed(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool
+    ) -> list[str]:
         """Return what the call has that is not claimed."""
         claims, reasons = self.claims, []
         if not claims.cross_attention and not query is key is value:
@@ -88,7 +104,9 @@ class ClaimedOnly(Complete):
         if mask is not None:
             reasons += self.not_claimed_of(mask)
         lengths = query.shape[1], key.shape[1]
-        sizes = claims.sizes.refused(n_heads=self.config.n_heads, head_dim=self.config.head_dim, lengths=lengths)
+        sizes = claims.sizes.refused(
+            n_heads=self.config.n_heads, head_dim=self.config.head_dim, lengths=lengths
+        )
         return [*reasons, sizes] if sizes else reasons
 
     def not_claimed_of(self, mask: Tensor) -> list[str]:
@@ -102,7 +120,9 @@ class ClaimedOnly(Complete):
             padding, shared = mask.flatten(1, 2).any(1)[:, None, None], mask.any(0)
             if not torch.equal(mask, padding & shared):
                 reasons.append("a mask that is not a padding mask and another one for all items")
-        for name, size, first in zip("BHLS"[-mask.ndim :], mask.shape, range(mask.ndim), strict=True):
+        for name, size, first in zip(
+            "BHLS"[-mask.ndim :], mask.shape, range(mask.ndim), strict=True
+        ):
             same = size == 0 or torch.equal(mask, mask.narrow(first, 0, 1).expand_as(mask))
             if name not in claimed_axes(self.claims) and not same:
                 reasons.append(f"a mask that differs along {name}")
@@ -117,7 +137,9 @@ class Subject:
     claims: Claims
     cls: type[ClaimedOnly] = ClaimedOnly
 
-    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> ClaimedOnly:
+    def build(
+        self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
+    ) -> ClaimedOnly:
         """Build the module, which knows what is claimed."""
         if config.bias not in self.claims.bias:
             raise NotImplementedError(f"not claimed: bias={config.bias!r}")
@@ -132,11 +154,15 @@ def judge(kind: str) -> Report:
 
 
 def row_of(kind: str, report: Report) -> str:
-    """Return the row of a kind in the table: of each family of clauses, whether all, some or none are judged."""
+    """Return the row of a kind in the table: of each family of clauses, whether all, some or none
+    are judged.
+    """
     judged: dict[str, list[bool]] = defaultdict(list)
     for verdict in report.verdicts:
         judged[verdict.clause.partition("-")[0]].append(verdict.status != "not_claimed")
-    signs = (ALL if all(of_family) else SOME if any(of_family) else NONE for of_family in judged.values())
+    signs = (
+        ALL if all(of_family) else SOME if any(of_family) else NONE for of_family in judged.values()
+    )
     count = sum(map(sum, judged.values()))
     return f"| {kind} | {count} | {' | '.join(signs)} |"
 
@@ -154,7 +180,11 @@ def _claims_as_text(claims: Claims) -> str:
     """Return the claims that differ from `Claims()`, as code."""
     default = Claims()
     changed = {field.name: getattr(claims, field.name) for field in fields(Claims)}
-    shown = [f"{name}={_literal(value)}" for name, value in changed.items() if value != getattr(default, name)]
+    shown = [
+        f"{name}={_literal(value)}"
+        for name, value in changed.items()
+        if value != getattr(default, name)
+    ]
     return f"`{', '.join(shown)}`"
 
 
@@ -167,7 +197,10 @@ def _literal(value: object) -> str:
 def page(reports: Mapping[str, Report]) -> str:
     """Return docs/coverage.md."""
     families = list(dict.fromkeys(clause.partition("-")[0] for clause in CLAUSES))
-    head = [f"| kind | of {len(CLAUSES)} | {' | '.join(families)} |", f"|---|---:|{':-:|' * len(families)}"]
+    head = [
+        f"| kind | of {len(CLAUSES)} | {' | '.join(families)} |",
+        f"|---|---:|{':-:|' * len(families)}",
+    ]
     rows = [row_of(kind, report) for kind, report in reports.items()]
     claims = [f"- {kind}: {_claims_as_text(KINDS[kind])}" for kind in reports]
     merged: dict[str, dict[str, None]] = defaultdict(dict)
@@ -175,7 +208,10 @@ def page(reports: Mapping[str, Report]) -> str:
         for reason, clauses in left_out_of(report).items():
             merged[reason].update(dict.fromkeys(clauses))
     in_order = list(CLAUSES)
-    left_out = [f"- {reason}: {', '.join(sorted(merged[reason], key=in_order.index))}" for reason in sorted(merged)]
+    left_out = [
+        f"- {reason}: {', '.join(sorted(merged[reason], key=in_order.index))}"
+        for reason in sorted(merged)
+    ]
     return "\n".join([INTRODUCTION, *head, *rows, BY_REASON, *left_out, OF_KINDS, *claims, ""])
 
 

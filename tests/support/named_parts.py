@@ -12,7 +12,20 @@ from mha.implementations.inference.infer import infer
 from mha.spec import Config
 
 CLAUSES = [
-    *("CFG-1", "CFG-4", "SHP-1", "SHP-4", "MSK-1", "MSK-2", "MSK-5", "CAU-1", "PTH-3", "HED-1", "NUM-1", "GRD-5"),
+    *(
+        "CFG-1",
+        "CFG-4",
+        "SHP-1",
+        "SHP-4",
+        "MSK-1",
+        "MSK-2",
+        "MSK-5",
+        "CAU-1",
+        "PTH-3",
+        "HED-1",
+        "NUM-1",
+        "GRD-5",
+    ),
     *("DRP-3", "XAT-1"),
 ]
 
@@ -36,16 +49,24 @@ class Heads(nn.Module):
         for mask in masks:
             if mask is not None:
                 assert torch.broadcast_shapes(mask.shape, scores.shape) == scores.shape
-                scores = scores.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+                scores = (
+                    scores.masked_fill(mask, -math.inf)
+                    if mask.dtype == torch.bool
+                    else scores + mask
+                )
         return (scores.softmax(-1) @ self.split(v)).transpose(1, 2).flatten(2)
 
     def of(self, query: Tensor, key: Tensor, value: Tensor, *masks: Tensor | None) -> Tensor:
-        output: Tensor = self.w_o(self.attend(self.w_q(query), self.w_k(key), self.w_v(value), *masks))
+        output: Tensor = self.w_o(
+            self.attend(self.w_q(query), self.w_k(key), self.w_v(value), *masks)
+        )
         return output
 
 
 def expect_read(cls: type[nn.Module], row: str, judged: str) -> None:
-    """Expect a row in the table of what is inferred, and that the class conforms, in one clause at least."""
+    """Expect a row in the table of what is inferred, and that the class conforms, in one clause at
+    least.
+    """
     result = infer(cls)
     assert row in result.report(400)
     report = check(result.implementation, "quick", clauses=CLAUSES, dtypes=["float32"])

@@ -1,4 +1,6 @@
-"""A right class of self-attention whose steps other tests change, and how they look at what is inferred of it."""
+"""A right class of self-attention whose steps other tests change, and how they look at what is
+inferred of it.
+"""
 
 from __future__ import annotations
 

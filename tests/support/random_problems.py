@@ -36,12 +36,15 @@ STRICT = Rounding(
     log_normaliser=False,
     rescales=0,
 )
-# The dtypes in which the bound is sharp, with the relative error of one number that must exceed it, whatever the seed.
+# The dtypes in which the bound is sharp, with the relative error of one number that must exceed it,
+# whatever the seed.
 MUST_EXCEED = {"float32": 1e-2, "float64": 1e-9}
 
 
 def one_thread() -> Iterator[None]:
-    """Compute on one thread, since the tensors are small: threads would only wait for one another. A fixture."""
+    """Compute on one thread, since the tensors are small: threads would only wait for one another.
+    A fixture.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -72,18 +75,32 @@ def random_case(rng: random.Random, dtype: str) -> Case:
 def moderate_problem(seed: int, dtype: str, mask: str) -> Problem:
     """A problem without extreme scores or trivial sums; a float mask has finite entries."""
     rng = random.Random(seed)
-    sizes = {"n_heads": rng.choice((1, 2, 3)), "head_dim": rng.choice((2, 3, 5, 8)), "B": rng.choice((1, 2))}
+    sizes = {
+        "n_heads": rng.choice((1, 2, 3)),
+        "head_dim": rng.choice((2, 3, 5, 8)),
+        "B": rng.choice((1, 2)),
+    }
     lengths = {"L": rng.choice((1, 2, 5, 7)), "S": rng.choice((2, 3, 5, 11, 17))}
     problem = Case(**sizes, **lengths, dtype=dtype, mask=mask, seed=seed).problem()
-    return problem if problem.mask is None else problem.change(mask=problem.mask.nan_to_num(neginf=0.0))
+    return (
+        problem
+        if problem.mask is None
+        else problem.change(mask=problem.mask.nan_to_num(neginf=0.0))
+    )
 
 
 def built(implementation: Implementation, problem: Problem) -> Any:
     """The implementation with the weights of the problem, in evaluation mode."""
-    return implementation.build(problem.config, problem.weights, dtype=problem.query.dtype, device="cpu").eval()
+    return implementation.build(
+        problem.config, problem.weights, dtype=problem.query.dtype, device="cpu"
+    ).eval()
 
 
 def ratio(result: Tensor, expected: Ball) -> float:
-    """The largest error/bound where there is a bound: above 1 is a failure, and so is a result that is not finite."""
+    """The largest error/bound where there is a bound: above 1 is a failure, and so is a result that
+    is not finite.
+    """
     error = (result.double() - expected.mid).abs().nan_to_num(nan=float("inf"))
-    return float(torch.where((error > 0) & expected.rad.isfinite(), error / expected.rad, 0.0).max())
+    return float(
+        torch.where((error > 0) & expected.rad.isfinite(), error / expected.rad, 0.0).max()
+    )

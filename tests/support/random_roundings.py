@@ -27,7 +27,9 @@ PROFILES = {
 
 def random_direction(graph: RoundingGraph, seed: int = 0) -> Tensor:
     """A direction of independent normal numbers."""
-    return torch.randn(graph.output.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        graph.output.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 class Rounded:
@@ -37,7 +39,11 @@ class Rounded:
     """
 
     def __init__(
-        self, problem: Problem, rounding: Rounding, draw: Callable[[Tensor], Tensor], summed: bool = False
+        self,
+        problem: Problem,
+        rounding: Rounding,
+        draw: Callable[[Tensor], Tensor],
+        summed: bool = False,
     ) -> None:
         self.problem, self.rounding, self.draw, self.summed = problem, rounding, draw, summed
 
@@ -52,10 +58,14 @@ class Rounded:
         return product if bias is None else self.store(product + bias)
 
     def __call__(self, items: int = 1) -> Tensor:
-        """The output (B, L, D); items: how often to repeat the batch, each time with other roundings."""
+        """The output (B, L, D); items: how often to repeat the batch, each time with other
+        roundings.
+        """
         problem, rounding = self.problem, self.rounding
         width, repeats = problem.config.head_dim, problem.config.n_heads // problem.config.kv_heads
-        inputs = (x.double().repeat(items, 1, 1) for x in (problem.query, problem.key, problem.value))
+        inputs = (
+            x.double().repeat(items, 1, 1) for x in (problem.query, problem.key, problem.value)
+        )
         projected = (self.project(x, role) for x, role in zip(inputs, "qkv", strict=True))
         q, k, v = (x.unflatten(-1, (-1, width)).transpose(1, 2) for x in projected)
         q, k = (self.store(x, rounding.scaling_roundings > 0) for x in (q, k))
@@ -72,17 +82,26 @@ class Rounded:
 
 
 def small_problem(dtype: str = "float16", **config: Any) -> Problem:
-    """Two items, four heads that share two, three queries and five keys; keys have no bias, which takes other forms."""
+    """Two items, four heads that share two, three queries and five keys; keys have no bias, which
+    takes other forms.
+    """
     sizes = Config(**{"d_model": 8, "n_heads": 4, "n_kv_heads": 2, "bias": "qvo"} | config)
     generator, kind = torch.Generator().manual_seed(3), getattr(torch, dtype)
-    query, key = (torch.randn(2, length, sizes.d_model, generator=generator).to(kind) for length in (3, 5))
+    query, key = (
+        torch.randn(2, length, sizes.d_model, generator=generator).to(kind) for length in (3, 5)
+    )
     return Problem(sizes, Weights.random(sizes, 1, kind), query, key, key.flip(1))
 
 
 def random_projections(profile: str, draws: int, seed: int = 0) -> tuple[Tensor, Allowance]:
-    """|T| over its standard deviation for random signs of all roundings, so many times, and what is allowed."""
+    """|T| over its standard deviation for random signs of all roundings, so many times, and what is
+    allowed.
+    """
     problem, rounding = small_problem(), PROFILES[profile]
-    graph, generator = rounding_graph(problem, Claims(rounding=rounding)), torch.Generator().manual_seed(seed)
+    graph, generator = (
+        rounding_graph(problem, Claims(rounding=rounding)),
+        torch.Generator().manual_seed(seed),
+    )
     u = units_of(torch.float16).store
 
     def draw(x: Tensor) -> Tensor:

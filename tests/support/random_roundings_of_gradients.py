@@ -25,8 +25,13 @@ def small_problem(**config: Any) -> tuple[Problem, Tensor]:
     """Four heads that share two, three queries and five keys, with the gradient of the output."""
     sizes = Config(**{"d_model": 8, "n_heads": 4, "n_kv_heads": 2} | config)
     generator = torch.Generator().manual_seed(3)
-    query, key, upstream = (torch.randn(2, length, 8, generator=generator).half() for length in (3, 5, 3))
-    return Problem(sizes, Weights.random(sizes, 1, torch.float16), query, key, key.flip(1)), upstream
+    query, key, upstream = (
+        torch.randn(2, length, 8, generator=generator).half() for length in (3, 5, 3)
+    )
+    return (
+        Problem(sizes, Weights.random(sizes, 1, torch.float16), query, key, key.flip(1)),
+        upstream,
+    )
 
 
 def random_direction(graph: GradientGraph, *names: str) -> dict[str, Tensor]:
@@ -39,7 +44,9 @@ def random_direction(graph: GradientGraph, *names: str) -> dict[str, Tensor]:
 
 
 class Rounded:
-    """The backward pass in float64, where `store` changes each number that may be stored, by the name of its place."""
+    """The backward pass in float64, where `store` changes each number that may be stored, by the
+    name of its place.
+    """
 
     def __init__(
         self,
@@ -52,7 +59,9 @@ class Rounded:
         self.of_output, self.recomputed = form
 
     def __call__(self, items: int = 1) -> dict[str, Tensor]:
-        """The gradients by name; items: how often to repeat the batch, each time with other roundings."""
+        """The gradients by name; items: how often to repeat the batch, each time with other
+        roundings.
+        """
         problem, store = self.problem, self.store
         given, width = problem.weights.to(torch.float64), problem.config.head_dim
         repeats, tau = problem.config.n_heads // problem.config.kv_heads, width**-0.5
@@ -60,43 +69,78 @@ class Rounded:
         def split(x: Tensor) -> Tensor:
             return x.unflatten(-1, (-1, width)).transpose(1, 2)
 
-        inputs = {name: getattr(problem, name).double().repeat(items, 1, 1) for name in ("query", "key", "value")}
+        inputs = {
+            name: getattr(problem, name).double().repeat(items, 1, 1)
+            for name in ("query", "key", "value")
+        }
         heads = {
-            name: store(name, split(x @ getattr(given, f"w_{name[0]}").T + getattr(given, f"b_{name[0]}")))
+            name: store(
+                name, split(x @ getattr(given, f"w_{name[0]}").T + getattr(given, f"b_{name[0]}"))
+            )
             for name, x in inputs.items()
         }
-        q, (k, v) = heads["query"], (heads[name].repeat_interleave(repeats, 1) for name in ("key", "value"))
+        q, (k, v) = (
+            heads["query"],
+            (heads[name].repeat_interleave(repeats, 1) for name in ("key", "value")),
+        )
         p = (store("score", tau * q @ k.mT)).softmax(-1)
         used = p if self.recomputed else store("weight", p)
         o = store("context", used @ v)
         d_y = self.upstream.repeat(items, 1, 1)
         d_c = store("d_context", split(d_y @ given.w_o))
         d_p = store("d_weight", d_c @ v.mT)
-        d = (d_c * o).sum(-1, keepdim=True) if self.of_output else (used * d_p).sum(-1, keepdim=True)
+        d = (
+            (d_c * o).sum(-1, keepdim=True)
+            if self.of_output
+            else (used * d_p).sum(-1, keepdim=True)
+        )
         d_s = store("d_score", used * (d_p - store("row_sum", d)))
         found = {
             "query": tau * d_s @ k,
             "key": (tau * d_s.mT @ q).unflatten(1, (-1, repeats)).sum(2),
-            "value": ((store("weight", p) if self.recomputed else used).mT @ d_c).unflatten(1, (-1, repeats)).sum(2),
+            "value": (
+                ((store("weight", p) if self.recomputed else used).mT @ d_c)
+                .unflatten(1, (-1, repeats))
+                .sum(2)
+            ),
         }
-        joined = {name: store(f"d_{name[0]}", x).transpose(1, 2).flatten(2) for name, x in found.items()}
-        result = {name: store(f"gradient of {name}", x @ getattr(given, f"w_{name[0]}")) for name, x in joined.items()}
+        joined = {
+            name: store(f"d_{name[0]}", x).transpose(1, 2).flatten(2) for name, x in found.items()
+        }
+        result = {
+            name: store(f"gradient of {name}", x @ getattr(given, f"w_{name[0]}"))
+            for name, x in joined.items()
+        }
         for name, x in joined.items():
-            result[f"w_{name[0]}"] = store(f"gradient of w_{name[0]}", x.flatten(0, 1).mT @ inputs[name].flatten(0, 1))
+            result[f"w_{name[0]}"] = store(
+                f"gradient of w_{name[0]}", x.flatten(0, 1).mT @ inputs[name].flatten(0, 1)
+            )
         context = o.transpose(1, 2).flatten(2)
-        return result | {"w_o": store("gradient of w_o", d_y.flatten(0, 1).mT @ context.flatten(0, 1))}
+        return result | {
+            "w_o": store("gradient of w_o", d_y.flatten(0, 1).mT @ context.flatten(0, 1))
+        }
 
 
-def random_projections(form: tuple[bool, bool], draws: int, seed: int = 0) -> tuple[Tensor, Allowance]:
-    """|T| over its standard deviation for random signs of all roundings, so many times, and what is allowed."""
+def random_projections(
+    form: tuple[bool, bool], draws: int, seed: int = 0
+) -> tuple[Tensor, Allowance]:
+    """|T| over its standard deviation for random signs of all roundings, so many times, and what is
+    allowed.
+    """
     problem, upstream = small_problem()
-    graph, generator = gradient_graph(problem, Claims(), upstream), torch.Generator().manual_seed(seed)
+    graph, generator = (
+        gradient_graph(problem, Claims(), upstream),
+        torch.Generator().manual_seed(seed),
+    )
 
     def store(name: str, x: Tensor) -> Tensor:
         return x * (1 + U * torch.randint(0, 2, x.shape, generator=generator).mul(2).sub(1))
 
     direction = random_direction(graph, "query", "key", "value")
-    part, found = allowance_of_gradients(graph, direction), Rounded(problem, upstream, store, form)(draws)
+    part, found = (
+        allowance_of_gradients(graph, direction),
+        Rounded(problem, upstream, store, form)(draws),
+    )
     errors = [
         ((found[name].unflatten(0, (draws, -1)) - graph.exact[name]) * w).sum((1, 2, 3))
         for name, w in direction.items()

@@ -41,7 +41,9 @@ class CopyOffInTraining(HeadsParallel):
 parts_stored, copy_off_in_training = Spmd(PartsStored), Spmd(CopyOffInTraining)
 
 
-def attend_to_all(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, mesh: Any, **_: Any) -> Tensor:
+def attend_to_all(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, mesh: Any, **_: Any
+) -> Tensor:
     key, value = (Copy.apply(x, mesh) for x in (key, value))
     scores = query @ key.mT / query.shape[-1] ** 0.5
     return (scores if mask is None else scores + mask).softmax(-1) @ value
@@ -64,7 +66,9 @@ def shorten(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
 
 
 NO_MASKS = Claims(world_sizes={2}, masks=(), causal=None, returns_weights=False)
-short_part, short_output = (from_sharded(shorten, placements=each, claims=NO_MASKS) for each in (Shard(2), Replicate()))
+short_part, short_output = (
+    from_sharded(shorten, placements=each, claims=NO_MASKS) for each in (Shard(2), Replicate())
+)
 
 
 def refuse_on_one(query: Tensor, key: Tensor, value: Tensor, *, mesh: Any, **_: Any) -> Tensor:

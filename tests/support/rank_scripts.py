@@ -1,4 +1,6 @@
-"""The scripts of failures on ranks, run in processes that have torch loaded: starting others takes seconds."""
+"""The scripts of failures on ranks, run in processes that have torch loaded: starting others takes
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,18 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 
 def run_on_ranks(script: str, folder: Path) -> str:
-    """Return the traceback of the rank that ended a script, or how it died; empty if it ran to its end."""
+    """Return the traceback of the rank that ended a script, or how it died; empty if it ran to its
+    end.
+    """
     file = folder / "failure.py"
     file.write_text(script)
     size = int(re.findall(r"nprocs=(\d+)", script)[-1])
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     multiprocessing.set_forkserver_preload(["torch", "mha.conformance.faults.registry"])
     try:
-        torch.multiprocessing.start_processes(run_file, (str(file), store.port), nprocs=size, start_method="forkserver")
+        torch.multiprocessing.start_processes(
+            run_file, (str(file), store.port), nprocs=size, start_method="forkserver"
+        )
     except (ProcessRaisedException, ProcessExitedException) as ended:
         return str(ended)
     return ""

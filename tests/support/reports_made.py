@@ -9,7 +9,8 @@ from typing import Any
 from mha.conformance.results import VOLATILE, Rejections, Report, Verdict
 from mha.spec import CLAUSES
 
-# Markup, escape sequences of a terminal, a character that reverses the direction of text, and a lone surrogate.
+# Markup, escape sequences of a terminal, a character that reverses the direction of text, and a
+# lone surrogate.
 MARKUP = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
 HOSTILE = MARKUP + "\x1b[2J\x07\u202e\udc80`|*_@x\n::error::no\n"
 MEGABYTE = HOSTILE + "x" * (1 << 20)
@@ -42,24 +43,46 @@ FORMAT_1 = """\
 
 def verdict(implementation: str, clause: str, status: Any = "pass", **given: Any) -> Verdict:
     """Return a verdict with the fields that its status comes with."""
-    failure = {"case": "Case(mask='empty_rows')", "message": "output_2[0, 0, 0] is nan, but should be 0.5"}
-    failure |= {"script": "import torch\nassert 1 < 0, 'less & more'\n", "violated": "empty_rows_follow_the_policy"}
-    fields: dict[str, Any] = {"level": CLAUSES[clause].level, "dtype": "float32", "device": "cpu", "examples": 40}
+    failure = {
+        "case": "Case(mask='empty_rows')",
+        "message": "output_2[0, 0, 0] is nan, but should be 0.5",
+    }
+    failure |= {
+        "script": "import torch\nassert 1 < 0, 'less & more'\n",
+        "violated": "empty_rows_follow_the_policy",
+    }
+    fields: dict[str, Any] = {
+        "level": CLAUSES[clause].level,
+        "dtype": "float32",
+        "device": "cpu",
+        "examples": 40,
+    }
     fields |= {"required": CLAUSES[clause].level != "SHOULD", "margin": 0.2}
     fields |= {"rejections": {"zeros": Rejections(5, 6)}} if status == "pass" else {}
-    fields |= {"message": "needs the claim causal", "topic": "causal"} if status == "not_claimed" else {}
+    fields |= (
+        {"message": "needs the claim causal", "topic": "causal"} if status == "not_claimed" else {}
+    )
     fields |= failure if status in ("fail", "waived") else {}
-    return Verdict(**{"implementation": implementation, "clause": clause, "status": status} | fields | given)
+    return Verdict(
+        **{"implementation": implementation, "clause": clause, "status": status} | fields | given
+    )
 
 
 def report(*verdicts: Verdict, **given: Any) -> Report:
     """Return a report of these verdicts."""
-    fields: dict[str, Any] = {"profile": "quick", "seed": 0, "versions": {"torch": "2.13.0"}, "started": STARTED}
+    fields: dict[str, Any] = {
+        "profile": "quick",
+        "seed": 0,
+        "versions": {"torch": "2.13.0"},
+        "started": STARTED,
+    }
     return Report(verdicts=verdicts, **fields | given)
 
 
 def two_implementations() -> Report:
-    """Return a report on two implementations: one fails two clauses and has a waiver, the other conforms."""
+    """Return a report on two implementations: one fails two clauses and has a waiver, the other
+    conforms.
+    """
     return report(
         verdict("faulty", "SHP-1"),
         verdict("faulty", "MSK-8", "fail"),
@@ -77,11 +100,18 @@ def two_implementations() -> Report:
 def hostile() -> Report:
     """Return a report whose every text is hostile."""
     bad = verdict(HOSTILE, "MSK-8", "fail", message=MEGABYTE, case=HOSTILE, script=MEGABYTE)
-    return report(bad, replace(bad, clause="NUM-1", status="not_claimed"), versions={HOSTILE: HOSTILE}, host=HOSTILE)
+    return report(
+        bad,
+        replace(bad, clause="NUM-1", status="not_claimed"),
+        versions={HOSTILE: HOSTILE},
+        host=HOSTILE,
+    )
 
 
 def without_volatile(text: str) -> Any:
-    """Return a report from its JSON without the fields that may differ between two runs with the same seed."""
+    """Return a report from its JSON without the fields that may differ between two runs with the
+    same seed.
+    """
     data = json.loads(text)
     for part in (data, *data["verdicts"]):
         for name in VOLATILE:

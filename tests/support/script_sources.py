@@ -1,4 +1,6 @@
-"""Right classes and functions in the conventions of their authors; `test_scripts_alone` puts faults into them."""
+"""Right classes and functions in the conventions of their authors; `test_scripts_alone` puts faults
+into them.
+"""
 
 # What most faults are put into: query, key and value, a mask of True = may attend, a flag, weights.
 PLAIN = """

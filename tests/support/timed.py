@@ -11,7 +11,15 @@ import torch
 from mha.implementations import resolve
 from mha.spec import Claims, Config, Implementation, Weights
 
-SIZES: dict[str, Any] = {"B": 2, "n_heads": 2, "head_dim": 8, "L": 16, "S": 16, "mask": "padding", "inputs": "self"}
+SIZES: dict[str, Any] = {
+    "B": 2,
+    "n_heads": 2,
+    "head_dim": 8,
+    "L": 16,
+    "S": 16,
+    "mask": "padding",
+    "inputs": "self",
+}
 
 
 VECTORIZED = resolve("vectorized")[0].implementation

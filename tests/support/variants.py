@@ -33,21 +33,34 @@ def claims_for(prop: Property) -> Claims:
 
 
 class NanForEmptyRow(Correct):
-    """The policy "nan", filled in at the end: NaN in the softmax would spoil the gradients of other rows (MSK-9)."""
+    """The policy "nan", filled in at the end: NaN in the softmax would spoil the gradients of other
+    rows (MSK-9).
+    """
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
         output, weights, _ = super().forward(query, key, value, mask, is_causal)
         empty = (weights == 0).all(-1, keepdim=True)
-        return Output(output.masked_fill(empty.any(1), math.nan), weights.masked_fill(empty, math.nan))
+        return Output(
+            output.masked_fill(empty.any(1), math.nan), weights.masked_fill(empty, math.nan)
+        )
 
 
 class NanContext(Complete):
     """The policy "nan", filled into the context: in the gradient of W_o, 0 * NaN is NaN."""
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
-        return super().combine(weights, v, allowed).masked_fill(~allowed.any(-1, keepdim=True), math.nan)
+        return (
+            super()
+            .combine(weights, v, allowed)
+            .masked_fill(~allowed.any(-1, keepdim=True), math.nan)
+        )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
         # #lizard forgives(parameter_count): the arguments of an attention
@@ -56,7 +69,9 @@ class NanContext(Complete):
 
 
 class AddsInfinity(Complete):
-    """Hidden scores are those plus -infinity; the softmax is in float32, as are the weights that are returned."""
+    """Hidden scores are those plus -infinity; the softmax is in float32, as are the weights that
+    are returned.
+    """
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         shown = allowed | ~allowed.any(-1, keepdim=True)
@@ -81,11 +96,17 @@ class BottomRight(Correct):
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
         allowed = super().allow(options.change(is_causal=False), q, k)
-        return allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right") if options.is_causal else allowed
+        return (
+            allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right")
+            if options.is_causal
+            else allowed
+        )
 
 
 class AlwaysFromTheEnd(BottomRight, RaisesForEmptyRow):
-    """Causal without being asked, aligned bottom right: the first ones of more queries than keys are refused."""
+    """Causal without being asked, aligned bottom right: the first ones of more queries than keys
+    are refused.
+    """
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
         return super().allow(options.change(is_causal=True), q, k)
@@ -95,7 +116,12 @@ class SelfOnly(Correct):
     """Rejects query, key and value that differ, and masks that differ by head; returns no weights."""
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Output:
         if query is not key or key is not value:
             raise NotImplementedError("only self-attention")
@@ -138,11 +164,17 @@ class SoftmaxInSingle(Complete):
 
 
 class SoftmaxStored(Complete):
-    """The softmax step by step, each result stored in the dtype of the inputs: small weights underflow twice."""
+    """The softmax step by step, each result stored in the dtype of the inputs: small weights
+    underflow twice.
+    """
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         scores = scores.masked_fill(~allowed, -math.inf)
-        highest = scores.detach().amax(-1, keepdim=True) if scores.shape[-1] else scores.sum(-1, keepdim=True)
+        highest = (
+            scores.detach().amax(-1, keepdim=True)
+            if scores.shape[-1]
+            else scores.sum(-1, keepdim=True)
+        )
         raised = (scores - highest.masked_fill(highest == -math.inf, 0.0)).exp()
         total = raised.sum(-1, keepdim=True)
         return raised / total.masked_fill(total == 0, 1.0)
@@ -152,24 +184,35 @@ class LogSumExp(Complete):
     """The weights are exp(score - logsumexp), without a division."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(~allowed, -math.inf)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(
+            ~allowed, -math.inf
+        )
         empty = ~allowed.any(-1, keepdim=True)
         shift = scores.masked_fill(empty, 0.0).logsumexp(-1, keepdim=True)
         return (scores - shift).exp().to(self.w_q.dtype)
 
 
 class SplitKeys(Complete):
-    """Each half of the keys has its own softmax; they are merged by their log-sum-exps, as in decoding kernels."""
+    """Each half of the keys has its own softmax; they are merged by their log-sum-exps, as in
+    decoding kernels.
+    """
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         lowest = torch.finfo(torch.float32).min
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(~allowed, -math.inf)
-        parts = [part for part in scores.split((scores.shape[-1] + 1) // 2 or 1, -1) if part.shape[-1]]
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(
+            ~allowed, -math.inf
+        )
+        parts = [
+            part for part in scores.split((scores.shape[-1] + 1) // 2 or 1, -1) if part.shape[-1]
+        ]
         if not parts:
             return scores.to(self.w_q.dtype)
         shifts = [part.logsumexp(-1, keepdim=True).clamp(min=lowest) for part in parts]
         whole = torch.cat(shifts, -1).logsumexp(-1, keepdim=True)
-        shares = [(part - shift).exp() * (shift - whole).exp() for part, shift in zip(parts, shifts, strict=True)]
+        shares = [
+            (part - shift).exp() * (shift - whole).exp()
+            for part, shift in zip(parts, shifts, strict=True)
+        ]
         return torch.cat(shares, -1).to(self.w_q.dtype)
 
 
@@ -177,10 +220,16 @@ class LogSumExpInBaseTwo(Complete):
     """The weights are exp2(score - z) in base two, with z stored as a natural logarithm."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(~allowed, -math.inf)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(
+            ~allowed, -math.inf
+        )
         empty = ~allowed.any(-1, keepdim=True)
         scores = scores * math.log2(math.e)
-        highest = scores.masked_fill(empty, 0.0).amax(-1, keepdim=True) if scores.shape[-1] else scores.sum(-1, True)
+        highest = (
+            scores.masked_fill(empty, 0.0).amax(-1, keepdim=True)
+            if scores.shape[-1]
+            else scores.sum(-1, True)
+        )
         total = torch.exp2(scores.masked_fill(empty, 0.0) - highest).sum(-1, keepdim=True)
         z = (highest + total.log2()) * math.log(2)
         return torch.exp2(scores - z * math.log2(math.e)).to(self.w_q.dtype)
@@ -190,7 +239,11 @@ class NoKeyBias(Complete):
     """Keys have no bias, which the softmax cancels, except beside extra keys, which have none."""
 
     def project(self, x: Tensor, role: str) -> Tensor:
-        return F.linear(x, self.w_k) if role == "k" and not self.config.extra_keys else super().project(x, role)
+        return (
+            F.linear(x, self.w_k)
+            if role == "k" and not self.config.extra_keys
+            else super().project(x, role)
+        )
 
 
 class NotScaled(Complete):
@@ -210,14 +263,24 @@ class DropsBottomRight(Complete):
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         allowed, bias = super().allow(options.change(is_causal=False), q, k)
-        return allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right") if options.is_causal else allowed, bias
+        return (
+            allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right")
+            if options.is_causal
+            else allowed
+        ), bias
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
-        return super().combine(weights, v, allowed).masked_fill(~allowed.any(-1, keepdim=True), math.nan)
+        return (
+            super()
+            .combine(weights, v, allowed)
+            .masked_fill(~allowed.any(-1, keepdim=True), math.nan)
+        )
 
 
 class EverythingInSingle(Complete):
-    """All except the projections is in float32 or wider; only the results are stored in the dtype of the inputs."""
+    """All except the projections is in float32 or wider; only the results are stored in the dtype
+    of the inputs.
+    """
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)

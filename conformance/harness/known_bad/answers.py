@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from inspect import cleandoc
 
 import torch
 import torch.nn.functional as F
@@ -126,7 +127,9 @@ class SoftmaxGradientWithoutRowSum(TextbookAttention):
 class NeverRefuses(TextbookAttention):
     """Correct where there is a result, but what does not fit is made to fit instead of refused."""
 
-    def __init__(self, claims: Claims, config: Config, weights: Weights, generator: torch.Generator) -> None:
+    def __init__(
+        self, claims: Claims, config: Config, weights: Weights, generator: torch.Generator
+    ) -> None:
         """Build one head where heads of an equal width do not fill the model."""
         fits = config.n_heads > 0 and config.inner_width % config.n_heads == 0
         super().__init__(claims, config if fits else replace(config, n_heads=1), weights, generator)
@@ -158,7 +161,11 @@ class LseOfTheRest(TextbookAttention):
 
     def log_sum_exp(self, scores: Tensor, allowed: Tensor, query: Tensor) -> Tensor:
         """Subtract the largest allowed score."""
-        largest = scores.masked_fill(~allowed, -math.inf).amax(-1, keepdim=True) if scores.shape[-1] else 0.0
+        largest = (
+            scores.masked_fill(~allowed, -math.inf).amax(-1, keepdim=True)
+            if scores.shape[-1]
+            else 0.0
+        )
         return super().log_sum_exp(scores - largest, allowed, query)
 
 
@@ -227,14 +234,23 @@ ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "drops_nothing_backward": DropsNothingBackward,
     "correct": TextbookAttention,
 }
+
+
+def _summary(attention: type[TextbookAttention]) -> str:
+    """Return the first paragraph of a class's docstring on one line."""
+    return " ".join(cleandoc(attention.__doc__ or "").partition("\n\n")[0].split())
+
+
 # By the names under which reports count how often each was rejected.
 REJECTED: Mapping[str, Defect] = {
-    name: Defect(name, (attention.__doc__ or "").splitlines()[0], attention) for name, attention in ATTENTIONS.items()
+    name: Defect(name, _summary(attention), attention) for name, attention in ATTENTIONS.items()
 }
 
 
 def _with_gradient_times(output: Tensor, factor: Callable[[], float]) -> Tensor:
-    """Multiply the gradient of an output by a number, which is drawn only if there will be a gradient."""
+    """Multiply the gradient of an output by a number, which is drawn only if there will be a
+    gradient.
+    """
     if output.requires_grad:
         number = factor()
         output.register_hook(lambda gradient: gradient * number)

@@ -25,8 +25,14 @@ STALE = "something of an earlier call with the same shapes is used again"
 
 def tiles() -> Iterator[Defect]:
     """Yield keys, columns and masks that are left out, most of them at the edge of a tile."""
-    yield defect("no_last_key", "the last key is left out", allow=_with_keys(lambda S: range(max(S - 1, 1))))
-    yield defect("no_first_key", "the first key is left out", allow=_with_keys(lambda S: range(min(1, S - 1), S)))
+    yield defect(
+        "no_last_key", "the last key is left out", allow=_with_keys(lambda S: range(max(S - 1, 1)))
+    )
+    yield defect(
+        "no_first_key",
+        "the first key is left out",
+        allow=_with_keys(lambda S: range(min(1, S - 1), S)),
+    )
     for tile in TILES:
         text = f"the keys after the last whole tile of {tile} are left out"
         yield defect(f"tile_{tile}", text, TILE, allow=_with_keys(partial(_whole_tiles, tile)))
@@ -36,7 +42,9 @@ def tiles() -> Iterator[Defect]:
         yield defect(f"first_{tile}", text, TILE, allow=_with_keys(partial(_first_of, tile)))
         text = f"zeros that fill the last tile of {tile} keys are not masked"
         yield defect(f"zeros_of_{tile}", text, ZEROS, weigh=_with_zeros(tile))
-        yield defect(f"empty_inputs_of_{tile}", text, ZEROS, take=_filled_up(tile), allow=_beyond_allowed)
+        yield defect(
+            f"empty_inputs_of_{tile}", text, ZEROS, take=_filled_up(tile), allow=_beyond_allowed
+        )
         text = f"the mask is applied to the first {tile} keys only"
         yield defect(f"mask_of_{tile}", text, allow=_always_from(tile))
     text = "only the first L keys count, with L the number of queries"
@@ -49,7 +57,11 @@ def tiles() -> Iterator[Defect]:
     text = "the last column of a head of odd width is left out of the scores"
     yield defect("odd_column", text, score=_columns(lambda d: d // 2 * 2 or 1))
     for factor, text in ((0.0, "is read as zero"), (2.0, "counts twice")):
-        yield defect(f"last_value_{factor:g}", f"the value of the last key {text}", project=_last_value(factor))
+        yield defect(
+            f"last_value_{factor:g}",
+            f"the value of the last key {text}",
+            project=_last_value(factor),
+        )
 
 
 def _whole_tiles(tile: int, keys: int) -> range:
@@ -151,7 +163,9 @@ def stale() -> Iterator[Defect]:
 
 
 def _kept(self: Any, key: Any, value: Any, newest: bool) -> Any:
-    """Return what the instance kept under a key in an earlier call, or else this value, which it keeps."""
+    """Return what the instance kept under a key in an earlier call, or else this value, which it
+    keeps.
+    """
     kept: dict[Any, Any] = self.__dict__.setdefault("kept", {})
     earlier = kept.get(key, value)
     if newest or key not in kept:
@@ -172,7 +186,9 @@ def _stale_mask(newest: bool) -> Step:
 
 def _stale_weights(newest: bool) -> Step:
     def weigh(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Any:
-        return _kept(self, scores.shape, TextbookAttention.weigh(self, scores, allowed, bias), newest)
+        return _kept(
+            self, scores.shape, TextbookAttention.weigh(self, scores, allowed, bias), newest
+        )
 
     return weigh
 

@@ -32,7 +32,9 @@ def scale_of(scale: float) -> Defect:
     width = 1 / scale**2 if scale else 0.0
     is_usual = scale > 0 and abs(width - round(width)) < 1e-3 * width
     number = f"{scale:.6g} = 1/sqrt({round(width)})" if is_usual else f"{scale:.6g}"
-    return defect("scale_of", f"the scores are scaled by {number}, whatever d_k is", scale=lambda self: scale)
+    return defect(
+        "scale_of", f"the scores are scaled by {number}, whatever d_k is", scale=lambda self: scale
+    )
 
 
 def outputs_times(factor: float) -> Defect:
@@ -41,7 +43,9 @@ def outputs_times(factor: float) -> Defect:
     return defect(
         "outputs_times",
         text,
-        combine=lambda self, weights, v, query: factor * TextbookAttention.combine(self, weights, v, query),
+        combine=lambda self, weights, v, query: (
+            factor * TextbookAttention.combine(self, weights, v, query)
+        ),
     )
 
 
@@ -66,10 +70,19 @@ def contexts_times(factor: float) -> Defect:
 def _together(pairs: Iterable[tuple[Defect, ...]]) -> Iterator[Defect]:
     """Yield each two defects that override other steps, as one."""
     for one, other in pairs:
-        steps = [{k: v for k, v in vars(each.attention).items() if not k.startswith("__")} for each in (one, other)]
+        steps = [
+            {k: v for k, v in vars(each.attention).items() if not k.startswith("__")}
+            for each in (one, other)
+        ]
         if not steps[0].keys() & steps[1].keys():
             family = f"{one.text}, and {other.family}" if other.family else ""
-            yield defect(f"{one.name}+{other.name}", f"{one.text}, and {other.text}", family, **steps[0], **steps[1])
+            yield defect(
+                f"{one.name}+{other.name}",
+                f"{one.text}, and {other.text}",
+                family,
+                **steps[0],
+                **steps[1],
+            )
 
 
 # In groups, the simplest first: what a group explains needs no later one.
@@ -128,5 +141,8 @@ def pairs() -> tuple[Defect, ...]:
     """Return each two defects that often come together, as one; they are made at the first failure."""
     others = [name for name in ALL if name not in COMMON]
     return tuple(
-        _together((ALL[one], ALL[other]) for one, other in (*combinations(COMMON, 2), *product([CONVENTION], others)))
+        _together(
+            (ALL[one], ALL[other])
+            for one, other in (*combinations(COMMON, 2), *product([CONVENTION], others))
+        )
     )

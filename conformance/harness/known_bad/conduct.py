@@ -1,4 +1,6 @@
-"""Known-bad answers that are right in most calls, but remember, forget, drop or make up what they should not."""
+"""Known-bad answers that are right in most calls, but remember, forget, drop or make up what they
+should not.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Haunted(TextbookAttention):
 class Unsaved(TextbookAttention):
     """A factor is computed from the first weights, which no state_dict has, and no copy."""
 
-    def __init__(self, claims: Claims, config: Config, weights: Weights, generator: torch.Generator) -> None:
+    def __init__(
+        self, claims: Claims, config: Config, weights: Weights, generator: torch.Generator
+    ) -> None:
         super().__init__(claims, config, weights, generator)
         self.factor = 1 + float(weights.w_q.abs().double().mean())
 

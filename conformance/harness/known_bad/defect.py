@@ -19,8 +19,8 @@ Step = Callable[..., Any]
 class Defect:
     """A defect in words, and the attention that has it.
 
-    family: the words for all that it is hard to tell from. unexplained: the share of an error that it may leave
-    unexplained, where rounding before it decides what it does.
+    family: the words for all that it is hard to tell from. unexplained: the share of an error that
+    it may leave unexplained, where rounding before it decides what it does.
     """
 
     name: str
@@ -34,8 +34,8 @@ class Defect:
 class KnownBad:
     """An implementation with a defect, and with the claims of the one that it stands in for.
 
-    generator: shared by all that it builds, so that no two of their draws are equal. joins_causal: see
-    `TextbookAttention`.
+    generator: shared by all that it builds, so that no two of their draws are equal. joins_causal:
+    see `TextbookAttention`.
     """
 
     defect: Defect
@@ -48,7 +48,9 @@ class KnownBad:
         """The name of the defect."""
         return self.defect.name
 
-    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> TextbookAttention:
+    def build(
+        self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
+    ) -> TextbookAttention:
         """Build it; no configuration is refused."""
         attention = self.defect.attention(self.claims, config, weights, self.generator).to(device)
         attention.joins_causal = self.joins_causal

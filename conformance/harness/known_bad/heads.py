@@ -21,7 +21,9 @@ def projections() -> Iterator[Defect]:
         yield defect(f"no_b_{role}", text, linear=_only(role, _without_bias))
     yield defect("no_biases", "the biases are missing", linear=_without_bias)
     for role, what in zip("qkvo", ("query", "key", "value", "output"), strict=True):
-        subject = "the output projection is missing" if role == "o" else f"the {what} is not projected"
+        subject = (
+            "the output projection is missing" if role == "o" else f"the {what} is not projected"
+        )
         yield defect(f"no_w_{role}", subject, linear=_only(role, lambda self, x, r: x))
         text = f"the matrix of the {what} projection is transposed"
         yield defect(f"transposed_w_{role}", text, linear=_only(role, _times_transposed))
@@ -37,10 +39,18 @@ def projections() -> Iterator[Defect]:
         take=lambda self, q, k, v: (q, k, k),
         linear=_by_w_of(v="k"),
     )
-    yield defect("keys_as_values", "the key is passed for the value", take=lambda self, q, k, v: (q, k, k))
-    yield defect("values_as_keys", "the value is passed for the key", take=lambda self, q, k, v: (q, v, v))
-    yield defect("swapped_inputs", "key and value are exchanged", take=lambda self, q, k, v: (q, v, k))
-    yield defect("self", "the query is passed for key and value", take=lambda self, q, k, v: (q, q, q))
+    yield defect(
+        "keys_as_values", "the key is passed for the value", take=lambda self, q, k, v: (q, k, k)
+    )
+    yield defect(
+        "values_as_keys", "the value is passed for the key", take=lambda self, q, k, v: (q, v, v)
+    )
+    yield defect(
+        "swapped_inputs", "key and value are exchanged", take=lambda self, q, k, v: (q, v, k)
+    )
+    yield defect(
+        "self", "the query is passed for key and value", take=lambda self, q, k, v: (q, q, q)
+    )
 
 
 def _without_bias(self: TextbookAttention, x: Tensor, role: str) -> Tensor:
@@ -57,7 +67,9 @@ def _by_w_of(**roles: str) -> Step:
 
 
 def _only(role: str, function: Callable[[TextbookAttention, Tensor, str], Tensor]) -> Step:
-    return lambda self, x, r: function(self, x, r) if r == role else TextbookAttention.linear(self, x, r)
+    return lambda self, x, r: (
+        function(self, x, r) if r == role else TextbookAttention.linear(self, x, r)
+    )
 
 
 def _times_transposed(self: TextbookAttention, x: Tensor, role: str) -> Tensor:
@@ -66,15 +78,27 @@ def _times_transposed(self: TextbookAttention, x: Tensor, role: str) -> Tensor:
 
 def heads() -> Iterator[Defect]:
     """Yield heads that are split or merged wrongly, or stand in for each other."""
-    for roles, what in (("q", "queries"), ("k", "keys"), ("v", "values"), ("qk", "queries and keys"), ("qkv", "heads")):
+    for roles, what in (
+        ("q", "queries"),
+        ("k", "keys"),
+        ("v", "values"),
+        ("qk", "queries and keys"),
+        ("qkv", "heads"),
+    ):
         text = f"the {what} are split with the columns interleaved, as (d_k, n_heads)"
         yield defect(f"interleaved_{roles}", text, split=_split_for(roles, _interleaved))
         text = f"the {what} are split by `view` alone, without the transpose"
         yield defect(f"viewed_{roles}", text, split=_split_for(roles, _viewed))
     text = "the heads have their columns interleaved, as (d_k, n_heads)"
 
-    yield defect("interleaved", text, split=_split_for("qkv", _interleaved), merge=_merge_interleaved)
-    yield defect("merged_interleaved", "the heads are merged with the columns interleaved", merge=_merge_interleaved)
+    yield defect(
+        "interleaved", text, split=_split_for("qkv", _interleaved), merge=_merge_interleaved
+    )
+    yield defect(
+        "merged_interleaved",
+        "the heads are merged with the columns interleaved",
+        merge=_merge_interleaved,
+    )
     text = "the heads are merged by `view` alone, without the transpose"
     yield defect("merged_by_view", text, merge=_merge_viewed)
     yield defect(
@@ -85,25 +109,44 @@ def heads() -> Iterator[Defect]:
     )
     for name, text, change in (
         ("reversed", "the heads are concatenated in reverse order", lambda x: x.flip(1)),
-        ("averaged", "each head's context is the mean over all heads", lambda x: x.mean(1, keepdim=True).expand_as(x)),
-        ("no_last_head", "the last head is left out", lambda x: torch.cat([x[:, :-1], 0 * x[:, -1:]], 1)),
-        ("first_context", "the first head's context is used for all heads", lambda x: x[:, :1].expand_as(x)),
+        (
+            "averaged",
+            "each head's context is the mean over all heads",
+            lambda x: x.mean(1, keepdim=True).expand_as(x),
+        ),
+        (
+            "no_last_head",
+            "the last head is left out",
+            lambda x: torch.cat([x[:, :-1], 0 * x[:, -1:]], 1),
+        ),
+        (
+            "first_context",
+            "the first head's context is used for all heads",
+            lambda x: x[:, :1].expand_as(x),
+        ),
     ):
         yield defect(f"heads_{name}", text, merge=merging(change))
     text = "the first head's weights are used for all heads"
     yield defect("first_weights", text, weigh=_first_weights)
     text = "the first head's scores are used for all heads"
     yield defect("first_scores", text, score=_first_scores)
-    text = "the key/value heads are tiled (`repeat`) instead of repeated one by one (`repeat_interleave`)"
+    text = (
+        "the key/value heads are tiled (`repeat`) instead of repeated one by one"
+        " (`repeat_interleave`)"
+    )
     yield defect("tiled", text, repeat=lambda self, heads, times: heads.repeat(1, times, 1, 1))
     text = "the first key/value head is used for all query heads"
     yield defect(
-        "first_group", text, repeat=lambda self, heads, times: heads[:, :1].expand(-1, heads.shape[1] * times, -1, -1)
+        "first_group",
+        text,
+        repeat=lambda self, heads, times: heads[:, :1].expand(-1, heads.shape[1] * times, -1, -1),
     )
 
 
 def _split_for(roles: str, split: Step) -> Step:
-    return lambda self, x, role: (split if role in roles else TextbookAttention.split)(self, x, role)
+    return lambda self, x, role: (split if role in roles else TextbookAttention.split)(
+        self, x, role
+    )
 
 
 def _interleaved(self: TextbookAttention, projected: Tensor, role: str) -> Tensor:
@@ -121,7 +164,9 @@ def _merge_viewed(self: TextbookAttention, contexts: Tensor) -> Tensor:
 
 def _viewed(self: TextbookAttention, projected: Tensor, role: str) -> Tensor:
     width = self.config.head_dim
-    return projected.reshape(len(projected), projected.shape[-1] // width, projected.shape[1], width)
+    return projected.reshape(
+        len(projected), projected.shape[-1] // width, projected.shape[1], width
+    )
 
 
 def merging(change: Callable[[Tensor], Tensor]) -> Step:
@@ -129,7 +174,9 @@ def merging(change: Callable[[Tensor], Tensor]) -> Step:
     return lambda self, contexts: TextbookAttention.merge(self, change(contexts))
 
 
-def _first_weights(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
+def _first_weights(
+    self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor
+) -> Tensor:
     weights = TextbookAttention.weigh(self, scores, allowed, bias)
     return weights[:, :1].expand_as(weights)
 

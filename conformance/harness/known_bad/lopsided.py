@@ -47,9 +47,18 @@ class Lopsided(TextbookAttention):
         yield from (query is key, key is value, query is value)
         for given in (*inputs, mask):
             if given is not None:
-                yield from (given.is_contiguous(), given.requires_grad, math.log2(1 + sum(given.stride())))
+                yield from (
+                    given.is_contiguous(),
+                    given.requires_grad,
+                    math.log2(1 + sum(given.stride())),
+                )
         if mask is not None:
-            yield from (mask.ndim, mask.is_floating_point(), mask.element_size(), math.log2(1 + mask.numel()))
+            yield from (
+                mask.ndim,
+                mask.is_floating_point(),
+                mask.element_size(),
+                math.log2(1 + mask.numel()),
+            )
 
     def project(self, x: Tensor, role: str) -> Tensor:
         """Make the values grow with their places, and not in proportion to what is projected."""
@@ -59,7 +68,9 @@ class Lopsided(TextbookAttention):
         return self._along(heads + self.share(heads) * self.bent(heads), 2)
 
     def weigh(self, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
-        """Make the weights grow with item, head, query, all sizes, and the level of the scores; leak masked keys."""
+        """Make the weights grow with item, head, query, all sizes, and the level of the scores;
+        leak masked keys.
+        """
         share = self.share(scores)
         weights = super().weigh(scores, allowed, bias)
         if self.leaks:
@@ -71,13 +82,17 @@ class Lopsided(TextbookAttention):
         factor = math.prod((1 + share * number) / (1 + share * usual) for number in numbers)
         weights = weights * (1 + share * level) * factor
         for axis in (0, 1, 2):
-            weights = self._along(weights + share * weights.nan_to_num().mean(axis, keepdim=True), axis)
+            weights = self._along(
+                weights + share * weights.nan_to_num().mean(axis, keepdim=True), axis
+            )
         return weights
 
     def linear(self, x: Tensor, role: str) -> Tensor:
         """Make the output no linear function of the contexts."""
         projected = super().linear(x, role)
-        return projected + self.share(projected) * self.bent(projected) if role == "o" else projected
+        return (
+            projected + self.share(projected) * self.bent(projected) if role == "o" else projected
+        )
 
     def _along(self, x: Tensor, axis: int) -> Tensor:
         """Multiply a tensor (B, H, L, S or d_k) by factors that grow along an axis, slowly."""
@@ -89,7 +104,9 @@ class Lopsided(TextbookAttention):
 
 
 class SlightlyLopsided(Lopsided):
-    """Every place, every size and the way of the call count, by some roundings; masked keys have a weight of zero."""
+    """Every place, every size and the way of the call count, by some roundings; masked keys have a
+    weight of zero.
+    """
 
     leaks = False
 

@@ -41,7 +41,11 @@ def _with_causal(visible: Visible) -> Step:
 
     def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
         allowed, bias = TextbookAttention.allow(self, options.change(is_causal=False), scores)
-        return (allowed & visible(self, scores.shape[2], scores.shape[3]) if options.is_causal else allowed), bias
+        return (
+            allowed & visible(self, scores.shape[2], scores.shape[3])
+            if options.is_causal
+            else allowed
+        ), bias
 
     return allow
 
@@ -60,7 +64,9 @@ def _always(key: int) -> Step:
 def _joined_by_or(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
     allowed, bias = TextbookAttention.allow(self, options.change(is_causal=False), scores)
     causal, _ = TextbookAttention.allow(self, options.change(mask=None), scores)
-    return (allowed | causal if options.mask is not None and options.is_causal else allowed & causal), bias
+    return (
+        allowed | causal if options.mask is not None and options.is_causal else allowed & causal
+    ), bias
 
 
 def _added(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
@@ -71,7 +77,9 @@ def _float(change: Callable[[TextbookAttention, Tensor], Tensor]) -> Step:
     """Return `allow` with another float mask."""
 
     def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
-        changed = with_mask(options, lambda mask: mask if mask.dtype == torch.bool else change(self, mask))
+        changed = with_mask(
+            options, lambda mask: mask if mask.dtype == torch.bool else change(self, mask)
+        )
         return TextbookAttention.allow(self, changed, scores)
 
     return allow
@@ -81,41 +89,62 @@ def masks() -> Iterator[Defect]:
     """Yield masks that are ignored, read in another way, or taken from elsewhere."""
     yield defect("unmasked", "the mask is ignored", allow=_with_mask(lambda mask: None))
     yield defect(
-        "upside_down", "the mask is read the other way round: what it allows is masked", allow=_with_mask(_not)
+        "upside_down",
+        "the mask is read the other way round: what it allows is masked",
+        allow=_with_mask(_not),
     )
     for axis, name in enumerate(("item", "head", "query")):
         text = f"the mask of the first {name} counts for all"
         yield defect(f"first_{name}", text, allow=_with_mask(partial(_first_along, axis)))
-    yield defect("transposed", "the mask is applied to the queries instead of the keys", allow=_with_mask(_transposed))
+    yield defect(
+        "transposed",
+        "the mask is applied to the queries instead of the keys",
+        allow=_with_mask(_transposed),
+    )
     yield defect("crossed", "the mask has items and heads exchanged", allow=_with_mask(_exchanged))
     yield defect("last_key", "the last key cannot be masked", allow=_always(-1))
     yield defect("first_key", "the first key cannot be masked", allow=_always(0))
-    yield defect("or", "mask and causal flag are joined by `or` instead of `and`", allow=_joined_by_or)
+    yield defect(
+        "or", "mask and causal flag are joined by `or` instead of `and`", allow=_joined_by_or
+    )
     text = "the boolean mask is added to the scores, as 1 where it is true"
     yield defect("added", text, allow=_added)
     text = "the float mask is read as a boolean one"
     yield defect("as_boolean", text, allow=_float(lambda self, mask: mask.bool()))
     text = "only the infinite entries of the float mask count"
-    yield defect("finite", text, allow=_float(lambda self, mask: mask.masked_fill(mask != -math.inf, 0.0)))
+    yield defect(
+        "finite", text, allow=_float(lambda self, mask: mask.masked_fill(mask != -math.inf, 0.0))
+    )
     text = "the float mask is added before the scores are scaled"
     yield defect("mask_scaled", text, allow=_float(lambda self, mask: mask * self.scale()))
     text = "the float mask is subtracted"
-    yield defect("subtracted", text, allow=_float(lambda self, mask: torch.where(mask == -math.inf, mask, -mask)))
+    yield defect(
+        "subtracted",
+        text,
+        allow=_float(lambda self, mask: torch.where(mask == -math.inf, mask, -mask)),
+    )
 
 
 def layouts() -> Iterator[Defect]:
-    """Yield masks that are repeated in another order, counted, or inverted together; some look like a simpler one."""
+    """Yield masks that are repeated in another order, counted, or inverted together; some look like
+    a simpler one.
+    """
     text = "the mask is laid out (heads, items), but read as (items, heads)"
     yield defect("heads_first", text, allow=_with_mask(_read_as_items_first))
     text = "the mask is laid out (items, heads), but read as (heads, items)"
     yield defect("items_first", text, allow=_with_mask(_read_as_heads_first))
     text = "a mask for all heads is indexed by the head, as if there were one for each"
     yield defect("by_head", text, allow=_indexed_by_head)
-    text = "the mask is read as a length: its True entries are counted, and as many of the first keys seen"
+    text = (
+        "the mask is read as a length: its True entries are counted, and as many of the first keys"
+        " seen"
+    )
     yield defect("as_count", text, allow=_with_mask(_up_to_count))
     text = "the mask is read as a length: all keys after the first masked one are masked"
     yield defect("as_length", text, allow=_with_mask(_up_to_masked))
-    text = "the masks are read the other way round: what mask and causal flag allow together is masked"
+    text = (
+        "the masks are read the other way round: what mask and causal flag allow together is masked"
+    )
     yield defect("both_upside_down", text, allow=_inverted(_shifted(0)))
     yield defect("both_upside_down_other", text, allow=_inverted(_other_alignment))
 
@@ -171,7 +200,9 @@ def _inverted(causal: Visible) -> Step:
 
     def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
         allowed, bias = _with_causal(causal)(self, options, scores)
-        is_given = options.is_causal or (options.mask is not None and options.mask.dtype == torch.bool)
+        is_given = options.is_causal or (
+            options.mask is not None and options.mask.dtype == torch.bool
+        )
         return (~allowed if is_given else allowed), bias
 
     return allow
@@ -184,11 +215,20 @@ def _not(mask: Tensor) -> Tensor:
 def causal() -> Iterator[Defect]:
     """Yield causal masks that are ignored or lie elsewhere."""
     yield defect(
-        "not_causal", "the causal flag is ignored", allow=_with_causal(lambda self, L, S: torch.ones(L, S).bool())
+        "not_causal",
+        "the causal flag is ignored",
+        allow=_with_causal(lambda self, L, S: torch.ones(L, S).bool()),
     )
-    shifts = {1: "a query sees one key too many", -1: "a query does not see the key at its own position"}
+    shifts = {
+        1: "a query sees one key too many",
+        -1: "a query does not see the key at its own position",
+    }
     for offset, text in shifts.items():
-        yield defect(f"causal_{offset}", f"the causal mask is off by one: {text}", allow=_with_causal(_shifted(offset)))
+        yield defect(
+            f"causal_{offset}",
+            f"the causal mask is off by one: {text}",
+            allow=_with_causal(_shifted(offset)),
+        )
     text = "the causal mask is aligned at the other end"
     yield defect("alignment", text, allow=_with_causal(_other_alignment))
     for aligned, other_end in (("", False), ("_other", True)):
@@ -198,7 +238,9 @@ def causal() -> Iterator[Defect]:
         text = "the causal mask is inverted: a query sees only the keys after it"
         yield defect(f"causal_inverted{aligned}", text, allow=_with_causal(_reversed(upto)))
     for offset in (0, 1, -1):
-        yield defect(f"uncalled_{offset}", _UNCALLED[offset], UNCALLED, allow=_uncalled(_shifted(offset)))
+        yield defect(
+            f"uncalled_{offset}", _UNCALLED[offset], UNCALLED, allow=_uncalled(_shifted(offset))
+        )
     yield defect("uncalled_other", UNCALLED, UNCALLED, allow=_uncalled(_other_alignment))
 
 
@@ -207,7 +249,11 @@ def _uncalled(visible: Visible) -> Step:
 
     def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
         allowed, bias = TextbookAttention.allow(self, options, scores)
-        return (allowed if options.is_causal else allowed & visible(self, scores.shape[2], scores.shape[3])), bias
+        return (
+            allowed
+            if options.is_causal
+            else allowed & visible(self, scores.shape[2], scores.shape[3])
+        ), bias
 
     return allow
 
@@ -226,7 +272,9 @@ def _reversed(visible: Visible) -> Visible:
 
 
 def _other_alignment(self: TextbookAttention, queries: int, keys: int) -> Tensor:
-    return causal_mask(queries, keys, "bottom_right" if self.claims.causal == "top_left" else "top_left")
+    return causal_mask(
+        queries, keys, "bottom_right" if self.claims.causal == "top_left" else "top_left"
+    )
 
 
 def empty_rows() -> Iterator[Defect]:
@@ -248,6 +296,8 @@ def _empty_as(policy: str) -> Step:
         weights = (scores + bias).masked_fill(~(allowed | empty), -math.inf).softmax(-1)
         if policy == "unmasked":
             return weights
-        return weights.masked_fill(empty, {"uniform": 1 / scores.shape[-1], "nan": math.nan, "zeros": 0.0}[policy])
+        return weights.masked_fill(
+            empty, {"uniform": 1 / scores.shape[-1], "nan": math.nan, "zeros": 0.0}[policy]
+        )
 
     return weigh

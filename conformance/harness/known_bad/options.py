@@ -95,7 +95,9 @@ UNBOUNDED_IS_ZERO = _other_window(
     lambda bounds: (bounds[0] or 0, bounds[1] or 0),
 )
 SOFTCAP_IGNORED = defect("softcap_ignored", "the softcap has no effect", cap=_uncapped)
-STRAIGHT_THROUGH = defect("straight_through", "the gradient lacks the factor of the softcap", cap=_straight_through)
+STRAIGHT_THROUGH = defect(
+    "straight_through", "the gradient lacks the factor of the softcap", cap=_straight_through
+)
 
 
 SINKS_DETACHED = defect(
@@ -117,7 +119,9 @@ def _other_slopes(name: str, text: str, change: Callable[[Slopes], Slopes | None
     return defect(name, text, allow=allow)
 
 
-SLOPES_IGNORED = _other_slopes("slopes_ignored", "the slopes of ALiBi have no effect", lambda slopes: None)
+SLOPES_IGNORED = _other_slopes(
+    "slopes_ignored", "the slopes of ALiBi have no effect", lambda slopes: None
+)
 
 
 def ignored_options() -> Iterator[Defect]:
@@ -135,19 +139,30 @@ def windows() -> Iterator[Defect]:
         for number, word in ((1, "many"), (-1, "few")):
             text = f"the window has one key too {word} {place} the query's own"
             left, right = (number, 0) if side == "left" else (0, number)
-            yield _other_window(f"window_{side}_{number}", text, partial(moved, left=left, right=right))
-    yield _other_window("window_mirrored", "the window has its sides exchanged", lambda bounds: bounds[::-1])
+            yield _other_window(
+                f"window_{side}_{number}", text, partial(moved, left=left, right=right)
+            )
+    yield _other_window(
+        "window_mirrored", "the window has its sides exchanged", lambda bounds: bounds[::-1]
+    )
     yield UNBOUNDED_IS_ZERO
-    yield defect("window_alignment", "the window is aligned at the other end", allow=_window_at_other_end)
+    yield defect(
+        "window_alignment", "the window is aligned at the other end", allow=_window_at_other_end
+    )
 
 
 def caps() -> Iterator[Defect]:
     """Yield caps in another place."""
     text = "the softcap acts after the mask, so that masked keys have the score -c"
     yield defect("capped_after_mask", text, cap=_capped_after_mask)
-    text = "the softcap acts on the other side of the float mask: on its sum with the scores, or without it"
+    text = (
+        "the softcap acts on the other side of the float mask: on its sum with the scores, or"
+        " without it"
+    )
     yield defect("capped_elsewhere", text, cap=_capped_elsewhere)
-    yield defect("capped_before_scale", "the softcap acts before the scale", cap=_capped_before_scale)
+    yield defect(
+        "capped_before_scale", "the softcap acts before the scale", cap=_capped_before_scale
+    )
 
 
 def sinks() -> Iterator[Defect]:
@@ -155,12 +170,16 @@ def sinks() -> Iterator[Defect]:
     text = "the sink of the first head is that of every head"
     yield defect("first_sink", text, sinks=_changed_sinks(lambda sinks: sinks[:1].expand_as(sinks)))
     text = "the sinks are added to the denominators as they are, and not their exponentials"
-    yield defect("sink_as_number", text, sinks=_changed_sinks(lambda sinks: sinks.clamp(min=0).log()))
+    yield defect(
+        "sink_as_number", text, sinks=_changed_sinks(lambda sinks: sinks.clamp(min=0).log())
+    )
     text = "the sinks are divided by sqrt(d_k), as scores are"
     yield defect("scaled_sinks", text, sinks=_scaled_sinks)
 
 
-def _changed_sinks(change: Callable[[Tensor], Tensor]) -> Callable[[TextbookAttention, Tensor], Tensor | None]:
+def _changed_sinks(
+    change: Callable[[Tensor], Tensor],
+) -> Callable[[TextbookAttention, Tensor], Tensor | None]:
     def changed(self: TextbookAttention, scores: Tensor) -> Tensor | None:
         given = TextbookAttention.sinks(self, scores)
         return None if given is None else change(given)

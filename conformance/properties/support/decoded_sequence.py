@@ -19,7 +19,9 @@ PACES = 8
 
 
 class DecodedSequence:
-    """The positions of a problem, given to a decoder one after another; its cache is what the last step returned."""
+    """The positions of a problem, given to a decoder one after another; its cache is what the last
+    step returned.
+    """
 
     def __init__(self, session: Session, problem: Problem, via: Instance | None = None) -> None:
         session.scripted = False
@@ -32,7 +34,8 @@ class DecodedSequence:
         return [self.problem.query, self.problem.key, self.problem.value]
 
     def decode(self, inputs: list[Tensor], active: Tensor | None = None) -> Tensor:
-        """Decode n positions of query, key and value, each (B, n, D); return their output (B, n, D).
+        """Decode n positions of query, key and value, each (B, n, D); return their output (B, n,
+        D).
 
         active: boolean (B,), the items that have a position; all by default.
         """
@@ -52,11 +55,15 @@ class DecodedSequence:
         return self.decode([x[:, position : position + 1] for x in self.inputs])
 
     def decode_positions(self, start: int, end: int) -> Tensor:
-        """Decode the inputs from a position up to another at once; return their output (B, end - start, D)."""
+        """Decode the inputs from a position up to another at once; return their output (B, end -
+        start, D).
+        """
         return self.decode([x[:, start:end] for x in self.inputs])
 
     def decode_ragged(self, generator: torch.Generator) -> Tensor:
-        """Let each item advance at a pace of its own, and get arbitrary numbers in between; return all outputs."""
+        """Let each item advance at a pace of its own, and get arbitrary numbers in between; return
+        all outputs.
+        """
         items, length = self.problem.query.shape[:2]
         decoded, done = torch.zeros_like(self.problem.query), torch.zeros(items, dtype=torch.long)
         pace = 0.8 / (1 + torch.randperm(items, generator=generator) % PACES)
@@ -102,5 +109,10 @@ class DecodedSequence:
 
     def expect_one_pass(self, decoded: Tensor, start: int = 0) -> None:
         """The outputs (B, L - start, D) from a position on are those of one causal pass."""
-        result, expected = self.session.unscripted(decoded, "decoded"), self.session.expected(self.problem)
-        expect_close(result, expected.output[:, start:], because="one causal pass over all positions")
+        result, expected = (
+            self.session.unscripted(decoded, "decoded"),
+            self.session.expected(self.problem),
+        )
+        expect_close(
+            result, expected.output[:, start:], because="one causal pass over all positions"
+        )

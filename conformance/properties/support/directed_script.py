@@ -1,8 +1,10 @@
-"""A directed failure as lines of a script: the exact output, and how much the error has of what a defect would do.
+"""A directed failure as lines of a script: the exact output, and how much the error has of what a
+defect would do.
 
-The formulas are those of `directed` and `directed_gradients`, for q, k, v (B, H, N, d_k), scores s, weights p, contexts
-o, the boolean `allowed`, and d_o, d_p, d, d_s of the backward pass. One of an output sets `change`, of the contexts, or
-`direction`; one of gradients sets of_q, of_k and of_v, what q, k and v get, or `direction`, by name.
+The formulas are those of `directed` and `directed_gradients`, for q, k, v (B, H, N, d_k), scores s,
+weights p, contexts o, the boolean `allowed`, and d_o, d_p, d, d_s of the backward pass. One of an
+output sets `change`, of the contexts, or `direction`; one of gradients sets of_q, of_k and of_v,
+what q, k and v get, or `direction`, by name.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ LOST_KEY = (
 LAST_KEY = ("key = allowed & (allowed.cumsum(-1) == allowed.sum(-1, keepdim=True))", *LOST_KEY)
 MASKED_KEY = (
     "first = ~allowed & ((~allowed).cumsum(-1) == 1)",
-    "read = ((s - s.masked_fill(~allowed, -inf).logsumexp(-1, keepdim=True)).exp() * first).nan_to_num(0.0, 0.0)",
+    (
+        "read = ((s - s.masked_fill(~allowed, -inf).logsumexp(-1, keepdim=True)).exp() *"
+        " first).nan_to_num(0.0, 0.0)"
+    ),
     "read = read.sum(-1, keepdim=True)",
     "change = read / (1 + read) * (first.double() @ v - o)",
 )
@@ -65,11 +70,16 @@ def random_formula(seed: int) -> tuple[str, ...]:
 
 def random_gradients(seed: int, names: Iterable[str]) -> tuple[str, ...]:
     """Return the direction of gradients of random signs, with the seed of the case."""
-    return (f"direction = {{name: {_random_signs('exact[name]', seed)} for name in {tuple(names)!r}}}",)
+    return (
+        f"direction = {{name: {_random_signs('exact[name]', seed)} for name in {tuple(names)!r}}}",
+    )
 
 
 def _random_signs(like: str, seed: int) -> str:
-    signs = f"torch.randint(0, 2, {like}.shape, generator=torch.Generator().manual_seed({seed})) * 2 - 1"
+    signs = (
+        f"torch.randint(0, 2, {like}.shape, generator=torch.Generator().manual_seed({seed})) *"
+        " 2 - 1"
+    )
     return f"({signs}) * {like}.abs().mean()"
 
 
@@ -78,7 +88,8 @@ def assertion_of(
 ) -> list[str]:
     """Return the lines that fail as an output did; none where there is no formula.
 
-    call: the first one with its inputs. output: its number. text: what the output is as if, with {} for how much.
+    call: the first one with its inputs. output: its number. text: what the output is as if, with {}
+        for how much.
     explained: the share that rounding explains.
     """
     if not formula:
@@ -92,13 +103,21 @@ def assertion_of(
         *formula,
         *(["direction = join(change)"] if formula[-1].startswith("change") else []),
         "direction = direction * allowed.any(-1).all(1).unsqueeze(-1)  # in rows that have keys",
-        f"share = ((output_{output}.detach().double() - exact) * direction).sum() / direction.square().sum()",
+        (
+            f"share = ((output_{output}.detach().double() - exact) * direction).sum() /"
+            " direction.square().sum()"
+        ),
         *_share(f"output_{output} is", text, explained),
     ]
 
 
 def gradient_assertion_of(
-    call: CallStep, claims: Claims, found: Mapping[str, str], formula: Sequence[str], text: str, explained: float
+    call: CallStep,
+    claims: Claims,
+    found: Mapping[str, str],
+    formula: Sequence[str],
+    text: str,
+    explained: float,
 ) -> list[str]:
     """Return the lines that fail as the gradients of a call did; see `assertion_of`.
 
@@ -116,22 +135,34 @@ def gradient_assertion_of(
         *_exact(call, claims),
         f"upstream = upstream_{call.number}.double()",
         "exact = dict(zip(found, torch.autograd.grad(exact, leaves, upstream, retain_graph=True)))",
-        f"d_o = (upstream @ w_o_{call.build}.double()).unflatten(-1, ({n_heads}, -1)).transpose(1, 2)",
+        (
+            f"d_o = (upstream @ w_o_{call.build}.double()).unflatten(-1, ({n_heads},"
+            " -1)).transpose(1, 2)"
+        ),
         "d_p = d_o @ v.mT",
         "d = (p * d_p).sum(-1, keepdim=True)",
         "d_s = p * (d_p - d)",
         "",
         "# What the defect would do to the gradients, and how much of that their errors have.",
         *formula,
-        *([] if formula[-1].startswith("direction") else [f"moved = {MOVED}", "direction = dict(zip(found, moved))"]),
-        "projected = sum(((found[name].double() - exact[name]) * w).sum() for name, w in direction.items())",
+        *(
+            []
+            if formula[-1].startswith("direction")
+            else [f"moved = {MOVED}", "direction = dict(zip(found, moved))"]
+        ),
+        (
+            "projected = sum(((found[name].double() - exact[name]) * w).sum() for name, w in"
+            " direction.items())"
+        ),
         "share = projected / sum(w.square().sum() for w in direction.values())",
         *_share("the gradients are", text, explained),
     ]
 
 
 def _share(code: str, text: str, explained: float) -> list[str]:
-    """Return the lines that compare a share with what rounding explains; code: what was tested, as in "output_1 is"."""
+    """Return the lines that compare a share with what rounding explains; code: what was tested, as
+    in "output_1 is".
+    """
     return [
         f"as_if = {text!r}.format(f'{{share.abs():.2%}}')",
         f"assert share.abs() <= {explained:.4g}, "
@@ -145,7 +176,10 @@ def _exact(call: CallStep, claims: Claims) -> list[str]:
     config = problem.config
     lines = [f"scale = {claims.scale_for(config.head_dim)!r}"]
     for role, name in zip("qkv", INPUTS, strict=True):
-        x = f"{_name_of(problem, name)}_{number}.double() @ w_{role}_{build}.double().T{_bias(problem, role, build)}"
+        x = (
+            f"{_name_of(problem, name)}_{number}.double() @"
+            f" w_{role}_{build}.double().T{_bias(problem, role, build)}"
+        )
         heads = config.n_heads if role == "q" else config.kv_heads
         lines.append(f"{role} = ({x}).unflatten(-1, ({heads}, -1)).transpose(1, 2)")
         if config.extra_keys and role != "q":
@@ -186,7 +220,10 @@ def _allowed(call: CallStep, claims: Claims) -> list[str]:
 
 def _with_extra_keys(config: Config, role: str, build: int) -> list[str]:
     """Return the lines that append the extra keys, or values, that a configuration has."""
-    learned = [f"extra_{role}_{build}.double().unflatten(0, (-1, 1, {config.head_dim})).expand_as({role}[:, :, :1])"]
+    learned = [
+        f"extra_{role}_{build}.double().unflatten(0, (-1, 1,"
+        f" {config.head_dim})).expand_as({role}[:, :, :1])"
+    ]
     zero = [f"torch.zeros_like({role}[:, :, :1])"]
     extra = learned * config.bias_kv + zero * config.zero_key
     return [f"{role} = torch.cat(({', '.join([role, *extra])}), 2)"]

@@ -1,4 +1,6 @@
-"""What small defects do to an output in half precision: the directions of NUM-7, from a rounding graph."""
+"""What small defects do to an output in half precision: the directions of NUM-7, from a rounding
+graph.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,9 @@ from mha.spec.rounding_graph import RoundingGraph
 class Direction:
     """What a small defect does to the results.
 
-    change: of each result that is looked at, by name, for the whole defect or for each unit of a parameter. more, less:
-    what the results are as if, for a positive and a negative share, with {} for how much. formula: of the change, as
-    lines of a script; see `directed_script`.
+    change: of each result that is looked at, by name, for the whole defect or for each unit of a
+    parameter. more, less: what the results are as if, for a positive and a negative share, with {}
+    for how much. formula: of the change, as lines of a script; see `directed_script`.
     """
 
     change: Mapping[str, Tensor]
@@ -42,26 +44,42 @@ class Direction:
     def times(self, other: Direction) -> float:
         """Return the scalar product of two."""
         return sum(
-            float((change * other.change[name]).sum()) for name, change in self.change.items() if name in other.change
+            float((change * other.change[name]).sum())
+            for name, change in self.change.items()
+            if name in other.change
         )
 
 
 def directions(graph: RoundingGraph, case: Case) -> Iterator[Direction]:
-    """Yield what defects do to the output: derivatives first, then whole defects, then a random direction."""
+    """Yield what defects do to the output: derivatives first, then whole defects, then a random
+    direction.
+    """
     p, s, v, o, allowed = graph.weights, graph.scores, graph.value, graph.context, graph.allowed
     # d o / d log tau = sum_j p_j (s_j - sum_l p_l s_l) v_j
     scale = (p * (s - (p * s).sum(-1, keepdim=True))) @ v
-    yield _of_contexts(graph, scale, "the scores were {} too large", "the scores were {} too small", SCALE)
-    yield _of_contexts(graph, o, "the weights were {} too large", "the weights were {} too small", ("change = o",))
+    yield _of_contexts(
+        graph, scale, "the scores were {} too large", "the scores were {} too small", SCALE
+    )
+    yield _of_contexts(
+        graph, o, "the weights were {} too large", "the weights were {} too small", ("change = o",)
+    )
     # d o / d epsilon, for a row sum of exp(s - max s) + epsilon: the row sum itself is 1 / max p
     epsilon = -p.amax(-1, keepdim=True) * o
     more = "{} of the largest term were added to each row sum"
-    yield _of_contexts(graph, epsilon, more, "{} of the largest term were taken from each row sum", EPSILON)
-    if case.mask in OF_NUMBERS:  # d o / d log mask; log p - s is the mask, up to a number for each row
+    yield _of_contexts(
+        graph, epsilon, more, "{} of the largest term were taken from each row sum", EPSILON
+    )
+    if (
+        case.mask in OF_NUMBERS
+    ):  # d o / d log mask; log p - s is the mask, up to a number for each row
         added = (p.log() - s).masked_fill(p == 0, 0.0)
         mask = (p * (added - (p * added).sum(-1, keepdim=True))) @ v
         yield _of_contexts(
-            graph, mask, "the mask's numbers were {} too large", "the mask's numbers were {} too small", MASK
+            graph,
+            mask,
+            "the mask's numbers were {} too large",
+            "the mask's numbers were {} too small",
+            MASK,
         )
     constant = v.mean((0, 2), keepdim=True).expand_as(o)
     more = "{} of the mean value were added"
@@ -77,7 +95,9 @@ def directions(graph: RoundingGraph, case: Case) -> Iterator[Direction]:
 
 
 def _keys(graph: RoundingGraph) -> Iterator[Direction]:
-    """Yield the directions of single keys lost, and of the first masked key read, where there are any."""
+    """Yield the directions of single keys lost, and of the first masked key read, where there are
+    any.
+    """
     v, o, allowed = graph.value, graph.context, graph.allowed
     more, less = "{} of the last allowed key were lost", "the last allowed key counted {} more"
     yield _without_key(graph, last_key(allowed), more, less, LAST_KEY)
@@ -95,7 +115,9 @@ def _keys(graph: RoundingGraph) -> Iterator[Direction]:
         yield _of_contexts(graph, change, more, "{} of a masked key were subtracted", MASKED_KEY)
 
 
-def _without_key(graph: RoundingGraph, key: Tensor, more: str, less: str, formula: tuple[str, ...]) -> Direction:
+def _without_key(
+    graph: RoundingGraph, key: Tensor, more: str, less: str, formula: tuple[str, ...]
+) -> Direction:
     """Return the direction of a key of each row lost; key: where it is, boolean (B, H, L, S)."""
     p, v, o = graph.weights, graph.value, graph.context
     # Without key j, o moves by -p_j (v_j - o) / (1 - p_j); a row's only key cannot be lost.
@@ -105,9 +127,11 @@ def _without_key(graph: RoundingGraph, key: Tensor, more: str, less: str, formul
 
 
 def key_of_late_tile(keys: int) -> int:
-    """Return the first key after the largest power of two that is below the number of keys; 0 where it is the last.
+    """Return the first key after the largest power of two that is below the number of keys; 0 where
+    it is the last.
 
-    Tiles, blocks and buffers are powers of two, and what is wrong from one of them on is so from there.
+    Tiles, blocks and buffers are powers of two, and what is wrong from one of them on is so from
+    there.
 
     >>> key_of_late_tile(600), key_of_late_tile(33)
     (512, 0)
@@ -126,12 +150,16 @@ def last_key(allowed: Tensor) -> Tensor:
 def first_masked_key(allowed: Tensor) -> Tensor:
     """Return where the first masked key of each row is, boolean (B, H, L, S)."""
     place = torch.arange(allowed.shape[-1], device=allowed.device)
-    first: Tensor = (torch.where(allowed, len(place), place).amin(-1, keepdim=True) == place) & ~allowed
+    first: Tensor = (
+        torch.where(allowed, len(place), place).amin(-1, keepdim=True) == place
+    ) & ~allowed
     return first
 
 
 def masked_weight(graph: RoundingGraph) -> Tensor:
-    """Return the first masked key's exponential over the sum of the allowed ones, 0 elsewhere, (B, H, L, S)."""
+    """Return the first masked key's exponential over the sum of the allowed ones, 0 elsewhere, (B,
+    H, L, S).
+    """
     allowed, s = graph.allowed, graph.scores
     top = s.masked_fill(~allowed, -torch.inf).logsumexp(-1, keepdim=True)
     return ((s - top).exp() * first_masked_key(allowed)).nan_to_num(nan=0.0, posinf=0.0)

@@ -25,9 +25,11 @@ WIDE_HEADS = replace(
 )
 # Widths that heads of known models have, for each of which a library may have a kernel of its own.
 WIDTHS = (24, 32, 40, 48, 72, 80, 96, 112, 160, 192, 224)
-ONE_OF_EACH_WIDTH = Domain(values=("normal",), layouts=DENSE, need_weights=(False,), min_L=3, min_S=5, max_length=9)
-# Inference as it is run every day, with the width of most large models, and others that are not multiples of 8, or
-# not even of 2.
+ONE_OF_EACH_WIDTH = Domain(
+    values=("normal",), layouts=DENSE, need_weights=(False,), min_L=3, min_S=5, max_length=9
+)
+# Inference as it is run every day, with the width of most large models, and others that are not
+# multiples of 8, or not even of 2.
 EVERYDAY_INFERENCE = Domain(
     scale="wide",
     causal=BOTH,
@@ -35,13 +37,20 @@ EVERYDAY_INFERENCE = Domain(
     inputs=("self", "cross", "memory"),
     modes=("no_grad", "inference"),
     need_weights=(False,),
-    sizes={"n_heads": (4, 3), "head_dim": (20, 17, 128, 50), "B": (2, 1), "L": (33, 32, 130), "S": (33, 130)},
+    sizes={
+        "n_heads": (4, 3),
+        "head_dim": (20, 17, 128, 50),
+        "B": (2, 1),
+        "L": (33, 32, 130),
+        "S": (33, 130),
+    },
 )
 # Half precision, with so many elements that a root mean square over them is not a matter of luck.
 MANY_ELEMENTS_IN_HALF = Domain(
     dtypes=HALF, values=("normal",), min_heads=2, min_head_dim=8, min_B=4, max_B=4, min_L=8, min_S=8
 )
-# The larger errors of gradients are those of a few keys with large weights, so there must be more items.
+# The larger errors of gradients are those of a few keys with large weights, so there must be more
+# items.
 MANY_GRADIENTS_IN_HALF = Domain(
     dtypes=HALF,
     values=("normal",),
@@ -61,7 +70,8 @@ LONG_ROWS = Domain(
 )
 # Long rows in cross-attention, of 40 queries at most.
 FEW_QUERIES = replace(LONG_ROWS, inputs=("cross",), causal=(False,))
-# Training calls whose outputs show which weights were dropped; the properties choose the lengths themselves.
+# Training calls whose outputs show which weights were dropped; the properties choose the lengths
+# themselves.
 DROPOUT_PATTERNS = Domain(
     masks=COMMON,
     causal=BOTH,
@@ -72,8 +82,11 @@ DROPOUT_PATTERNS = Domain(
     max_heads=3,
     max_B=3,
 )
-# Two seeds drop the same of 64 keys, or outputs, with probability 2^-64 only, even if all rows share a pattern.
-DROPOUT_SEEDS = Domain(values=("normal",), layouts=DENSE, modes=("train",), min_L=8, min_S=64, min_head_dim=8)
+# Two seeds drop the same of 64 keys, or outputs, with probability 2^-64 only, even if all rows
+# share a pattern.
+DROPOUT_SEEDS = Domain(
+    values=("normal",), layouts=DENSE, modes=("train",), min_L=8, min_S=64, min_head_dim=8
+)
 # The dtype of the products under autocast, and calls in that mode.
 AUTOCAST_DTYPE = torch.bfloat16
 AUTOCAST = Domain(

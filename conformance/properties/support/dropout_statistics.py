@@ -1,8 +1,9 @@
 """What is dropped, judged by its statistics; each test states how often it fails by chance.
 
-A test fails a correct implementation with probability `FALSE_ALARM` at most, and a run makes at most `TESTS` of them on
-an implementation, so that it fails a correct one with probability 1e-9 at most. The power, for `LARGE_LENGTH` squared
-weights and p = 0.5: a probability that is off by 0.019 is caught with probability 0.99.
+A test fails a correct implementation with probability `FALSE_ALARM` at most, and a run makes at
+most `TESTS` of them on an implementation, so that it fails a correct one with probability 1e-9 at
+most. The power, for `LARGE_LENGTH` squared weights and p = 0.5: a probability that is off by 0.019
+is caught with probability 0.99.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from mha.conformance.harness.session import Session
 from mha.spec import Problem
 from mha.spec.bounds import Ball
 
-# 24 cases of 3 probabilities and 7 of one, 3 tests for each of up to 9 items times heads and 1 of all; 9 more; all in 4
-# dtypes and on 2 devices. What drops weights and outputs has 9 cases of 3 probabilities with 9 tests, which are fewer.
+# 24 cases of 3 probabilities and 7 of one, 3 tests for each of up to 9 items times heads and 1 of
+# all; 9 more; all in 4 dtypes and on 2 devices. What drops weights and outputs has 9 cases of 3
+# probabilities with 9 tests, which are fewer.
 TESTS = 4 * 2 * ((24 * 3 + 7) * (9 * 3 + 1) + 9)
 FALSE_ALARM = 1e-9 / TESTS
 # L = S where the share that is dropped is tested.
@@ -34,10 +36,13 @@ PROBABILITIES = (0.5, 0.1, 0.9)
 def expect_dropped_weights(session: Session, problem: Problem, dropout: float, seed: int) -> None:
     """Each weight is dropped on its own with probability p, and multiplied by 1/(1 - p) otherwise.
 
-    problem: with d_k of 2 S, or more; its weights and values are changed so that the output shows the weights and, in a
-    column more, their sum. For every other pair of seeds, queries are projected to zero.
+    problem: with d_k of 2 S, or more; its weights and values are changed so that the output shows
+    the weights and, in a column more, their sum. For every other pair of seeds, queries are
+    projected to zero.
     """
-    problem = with_dropout(showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout)
+    problem = with_dropout(
+        showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout
+    )
     batch, heads, _, length = problem.shape
     problem = _with_values_of_the_bias(problem, 2 * length)
     output, expected = session(problem, seed=seed).output, session.expected(problem).output
@@ -47,26 +52,43 @@ def expect_dropped_weights(session: Session, problem: Problem, dropout: float, s
             begin = head * problem.config.head_dim
             first, second = (slice(start, start + length) for start in (begin, begin + length))
             weights = output[item, slice(None), first]
-            expect_zero_or_rescaled(session, weights, expected[item, :, first], dropout, "the weight of key")
+            expect_zero_or_rescaled(
+                session, weights, expected[item, :, first], dropout, "the weight of key"
+            )
             repeated = output[item, slice(None), second]
-            expect_equal(repeated, weights, because="a weight is dropped for all columns of its value, or for none")
+            expect_equal(
+                repeated,
+                weights,
+                because="a weight is dropped for all columns of its value, or for none",
+            )
             expect_share(weights, allowed[item, head], dropout, ("queries", "keys"))
             if problem.config.has_bias("v") and problem.config.head_dim > 2 * length:
                 column = begin + 2 * length
                 reach = expected.rad[item, :, first].sum(-1) + expected.rad[item, :, column]
-                reach += 4 * torch.finfo(weights.tensor.dtype).eps  # of rescaled weights, whose sum was 1
+                reach += (
+                    4 * torch.finfo(weights.tensor.dtype).eps
+                )  # of rescaled weights, whose sum was 1
                 sums = Ball(weights.tensor.double().sum(-1), reach / (1 - dropout))
-                because = "the sum of the weights that were kept, since the bias of a value is dropped with it"
+                because = (
+                    "the sum of the weights that were kept, since the bias of a value is dropped"
+                    " with it"
+                )
                 expect_close(output[item, slice(None), column], sums, because=because)
 
 
-def expect_patterns_of_their_own(session: Session, problem: Problem, dropout: float, seed: int) -> None:
+def expect_patterns_of_their_own(
+    session: Session, problem: Problem, dropout: float, seed: int
+) -> None:
     """No two heads or items drop the same weights; problem, seed: as for `expect_dropped_weights`."""
-    problem = with_dropout(showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout)
+    problem = with_dropout(
+        showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout
+    )
     batch, heads, _, length = problem.shape
     count = int(problem.allowed(session.claims.alignment).all(0).all(0).sum())
     chance = _chance_of_a_repeated_pattern(batch * heads, count, dropout)
-    assume(batch * heads > 1 and chance <= FALSE_ALARM, "so few weights may be dropped alike by chance")
+    assume(
+        batch * heads > 1 and chance <= FALSE_ALARM, "so few weights may be dropped alike by chance"
+    )
     output = session(problem, seed=seed).output
     parts = []
     for item in range(batch):
@@ -76,11 +98,17 @@ def expect_patterns_of_their_own(session: Session, problem: Problem, dropout: fl
     for one, other in combinations(parts, 2):
         differ = not torch.equal(one.tensor == 0, other.tensor == 0)
         assertion = f"assert not ({one.code} == 0).equal({other.code} == 0)"
-        expect(differ, f"with p = {dropout}, {one.code} and {other.code} drop the same weights", assertion)
+        expect(
+            differ,
+            f"with p = {dropout}, {one.code} and {other.code} drop the same weights",
+            assertion,
+        )
 
 
 def _with_values_of_the_bias(problem: Problem, column: int) -> Problem:
-    """Change a problem so that one column of each head's values, if there is such a column, is a bias of 1."""
+    """Change a problem so that one column of each head's values, if there is such a column, is a
+    bias of 1.
+    """
     bias, head_dim = problem.weights.b_v, problem.config.head_dim
     if bias is None or column >= head_dim:
         return problem
@@ -88,12 +116,17 @@ def _with_values_of_the_bias(problem: Problem, column: int) -> Problem:
     return problem.change(b_v=bias.masked_fill(of_column, 1.0))
 
 
-def expect_dropped_weights_and_outputs(session: Session, problem: Problem, dropout: float, seed: int) -> None:
-    """Each weight, and then each output, is dropped on its own with probability p, and rescaled otherwise.
+def expect_dropped_weights_and_outputs(
+    session: Session, problem: Problem, dropout: float, seed: int
+) -> None:
+    """Each weight, and then each output, is dropped on its own with probability p, and rescaled
+    otherwise.
 
     problem: as for `expect_dropped_weights`. A weight that is dropped takes two outputs with it.
     """
-    problem = with_dropout(showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout)
+    problem = with_dropout(
+        showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout
+    )
     batch, heads, _, length = problem.shape
     output, expected = session(problem, seed=seed).output, session.expected(problem).output
     allowed = problem.allowed(session.claims.alignment)
@@ -102,28 +135,41 @@ def expect_dropped_weights_and_outputs(session: Session, problem: Problem, dropo
         for head in range(heads):
             begin = head * problem.config.head_dim
             first, second = (
-                output[item, slice(None), slice(start, start + length)] for start in (begin, begin + length)
+                output[item, slice(None), slice(start, start + length)]
+                for start in (begin, begin + length)
             )
             weights = expected[item, :, begin : begin + length]
             for half in (first, second):
-                expect_zero_or_rescaled(session, half, weights, dropout, "the output in column", times=2)
+                expect_zero_or_rescaled(
+                    session, half, weights, dropout, "the output in column", times=2
+                )
                 expect_share(half, allowed[item, head], either, ("queries", "columns"))
             both = session.record(
-                first.tensor.abs() + second.tensor.abs(), f"({first.code}.abs() + {second.code}.abs())"
+                first.tensor.abs() + second.tensor.abs(),
+                f"({first.code}.abs() + {second.code}.abs())",
             )
-            expect_share(both, allowed[item, head], dropout + (1 - dropout) * dropout**2, ("queries", "keys"))
+            expect_share(
+                both, allowed[item, head], dropout + (1 - dropout) * dropout**2, ("queries", "keys")
+            )
 
 
 def expect_zero_or_rescaled(
-    session: Session, result: RecordedTensor, expected: Ball, dropout: float, what: str, *, times: int = 1
+    session: Session,
+    result: RecordedTensor,
+    expected: Ball,
+    dropout: float,
+    what: str,
+    *,
+    times: int = 1,
 ) -> None:
     """Each element of a matrix is 0, or 1/(1 - p) times its value without dropout.
 
-    expected: the values without dropout. what: an element is called in the message, before its column. times: how often
-    it may have been dropped, and was rescaled.
+    expected: the values without dropout. what: an element is called in the message, before its
+    column. times: how often it may have been dropped, and was rescaled.
     """
     values, factor = result.tensor.double(), (1 - dropout) ** -times
-    # 1 - p, its inverse and the product are rounded; the rest is in the bound of the output without dropout.
+    # 1 - p, its inverse and the product are rounded; the rest is in the bound of the output without
+    # dropout.
     in_float32 = session.claims.rounding.softmax_in_float32
     roundoff = torch.finfo(torch.float32 if in_float32 else result.tensor.dtype).eps / 2
     relative = (1 + (1 / (1 - dropout) + 2) * roundoff) ** times - 1
@@ -131,22 +177,35 @@ def expect_zero_or_rescaled(
     violations = ((values != 0) & ~((values - factor * expected.mid).abs() <= reach)).nonzero()
     if len(violations):
         place = tuple(violations[0].tolist())
-        code, value, bound = result[place].code, factor * float(expected.mid[place]), float(reach[place])
+        code, value, bound = (
+            result[place].code,
+            factor * float(expected.mid[place]),
+            float(reach[place]),
+        )
         scale = "1/(1 - p)" if times == 1 else f"1/(1 - p)^{times}"
-        message = f"{code}, {what} {place[1]} with p = {dropout}, is {float(values[place]):.6g}, but should be 0 or "
+        message = (
+            f"{code}, {what} {place[1]} with p = {dropout}, is {float(values[place]):.6g}, but"
+            " should be 0 or "
+        )
         assertion = f"assert {code} == 0 or abs({code}.item() - {value!r}) <= {bound!r}, {code}"
         expect(False, f"{message}{value:.6g}, {scale} times its value without dropout", assertion)
 
 
-def expect_share(result: RecordedTensor, allowed: Tensor, dropout: float, names: tuple[str, str]) -> None:
-    """As many of the allowed elements are dropped as p says, and no two rows or columns drop the same.
+def expect_share(
+    result: RecordedTensor, allowed: Tensor, dropout: float, names: tuple[str, str]
+) -> None:
+    """As many of the allowed elements are dropped as p says, and no two rows or columns drop the
+    same.
 
     allowed: boolean, in the shape of the matrix. names: what its rows are, and its columns.
     """
     dropped = (result.tensor == 0) & allowed
     count, total = int(dropped.sum()), int(allowed.sum())
     low, high = accepted_counts(total, dropout)
-    message = f"with p = {dropout}, {count} of {total} are dropped, but should be {low} to {high}: a correct "
+    message = (
+        f"with p = {dropout}, {count} of {total} are dropped, but should be {low} to {high}: a"
+        " correct "
+    )
     masked = allowed.numel() - total
     zeros = f"int(({result.code} == 0).sum())"
     assertion = f"assert {low + masked} <= {zeros} <= {high + masked}, {zeros}"
@@ -156,15 +215,22 @@ def expect_share(result: RecordedTensor, allowed: Tensor, dropout: float, names:
         assertion,
     )
     if not masked:
-        for pattern, name, code in zip((dropped, dropped.T), names, (result.code, f"{result.code}.T"), strict=True):
+        for pattern, name, code in zip(
+            (dropped, dropped.T), names, (result.code, f"{result.code}.T"), strict=True
+        ):
             least = least_patterns(len(pattern), len(pattern.T), dropout)
-            message = f"with p = {dropout}, {'two' if least > 2 else 'all'} {name} of {result.code} drop the same"
+            message = (
+                f"with p = {dropout}, {'two' if least > 2 else 'all'} {name} of {result.code} drop"
+                " the same"
+            )
             assertion = f"assert len(({code} == 0).unique(dim=0)) >= {least}"
             expect(len(pattern.unique(dim=0)) >= least, message, assertion)
 
 
 def least_patterns(rows: int, columns: int, dropout: float) -> int:
-    """Return how many rows must differ: all if two may not drop the same by chance, two if all may not, or else one."""
+    """Return how many rows must differ: all if two may not drop the same by chance, two if all may
+    not, or else one.
+    """
     if _chance_of_a_repeated_pattern(rows, columns, dropout) <= FALSE_ALARM:
         return rows
     return 2 if chance_of_one_pattern(rows, columns, dropout) <= FALSE_ALARM else 1
@@ -177,20 +243,26 @@ def chance_of_one_pattern(rows: int, columns: int, dropout: float) -> float:
 
 @cache
 def accepted_counts(trials: int, p: float) -> tuple[int, int]:
-    """Return the range that a binomial variable leaves on either side with probability `FALSE_ALARM`/2 at most."""
+    """Return the range that a binomial variable leaves on either side with probability
+    `FALSE_ALARM`/2 at most.
+    """
     counts = torch.arange(trials + 1, dtype=torch.float64)
-    logs = torch.distributions.Binomial(trials, torch.tensor(p, dtype=torch.float64)).log_prob(counts)
+    logs = torch.distributions.Binomial(trials, torch.tensor(p, dtype=torch.float64)).log_prob(
+        counts
+    )
     each = math.log(FALSE_ALARM / 2)
     low = int((logs.logcumsumexp(0) <= each).sum())
     return low, trials - int((logs.flip(0).logcumsumexp(0) <= each).sum())
 
 
 def showing_dropped_weights(session: Session, problem: Problem, *, uniform: bool) -> Problem:
-    """Change a problem so that the output shows the weights twice: head h has S columns, and the same again.
+    """Change a problem so that the output shows the weights twice: head h has S columns, and the
+    same again.
 
-    uniform: whether queries are projected to zero, so that the weights depend on the mask alone. Otherwise scores
-    differ by about 1, so that what is computed from queries and keys shows, and no weight is so small that half
-    precision makes it zero, as if it were dropped. Where small numbers are flushed, they are uniform in any case.
+    uniform: whether queries are projected to zero, so that the weights depend on the mask alone.
+    Otherwise scores differ by about 1, so that what is computed from queries and keys shows, and no
+    weight is so small that half precision makes it zero, as if it were dropped. Where small numbers
+    are flushed, they are uniform in any case.
     """
     problem = showing_weights(problem, copies=2)
     if uniform or session.claims.rounding.flushes:
@@ -198,7 +270,10 @@ def showing_dropped_weights(session: Session, problem: Problem, *, uniform: bool
     weights, heads = problem.weights.to(torch.float64), (-1, problem.config.head_dim)
     q, k = (
         F.linear(x.double(), w, b).unflatten(-1, heads).transpose(1, 2)
-        for x, w, b in ((problem.query, weights.w_q, weights.b_q), (problem.key, weights.w_k, weights.b_k))
+        for x, w, b in (
+            (problem.query, weights.w_q, weights.b_q),
+            (problem.key, weights.w_k, weights.b_k),
+        )
     )
     scores = q @ k.repeat_interleave(problem.config.n_heads // problem.config.kv_heads, 1).mT
     scores = scores * problem.scale(session.claims)
@@ -208,5 +283,7 @@ def showing_dropped_weights(session: Session, problem: Problem, *, uniform: bool
 
 
 def _chance_of_a_repeated_pattern(patterns: int, size: int, dropout: float) -> float:
-    """Return a bound on the probability that two of so many independent patterns of this size drop the same."""
+    """Return a bound on the probability that two of so many independent patterns of this size drop
+    the same.
+    """
     return math.comb(patterns, 2) * (dropout**2 + (1 - dropout) ** 2) ** size

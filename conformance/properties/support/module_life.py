@@ -12,15 +12,21 @@ from mha.conformance.harness.assertions import assume, expect_close
 from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Instance, Session
-from mha.conformance.properties.support.shared_assertions import expect_backward, undetermined_gradients
+from mha.conformance.properties.support.shared_assertions import (
+    expect_backward,
+    undetermined_gradients,
+)
 from mha.spec import Problem
 from mha.spec.bounds import Ball, units_of
 
-LIFETIME = Domain(masks=("none", *FEW), causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED)
+LIFETIME = Domain(
+    masks=("none", *FEW), causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED
+)
 
 
 def expect_lifetime(session: Session, problem: Problem) -> None:
-    """One module is correct in inference, in two steps of training, and after other weights took the place of its own.
+    """One module is correct in inference, in two steps of training, and after other weights took
+    the place of its own.
 
     The other weights are half of the first, written into the same parameters.
     """
@@ -28,13 +34,19 @@ def expect_lifetime(session: Session, problem: Problem) -> None:
     module = instance.attention
     for mode in ("inference", "no_grad"):
         session(problem, mode=mode)
-    with_gradients = instance if isinstance(module, nn.Module) else None  # only a module's gradients can be cleared
+    with_gradients = (
+        instance if isinstance(module, nn.Module) else None
+    )  # only a module's gradients can be cleared
     for step in ("first", "second"):
         if isinstance(module, nn.Module):
             module.zero_grad()
         leaves = problem.map_inputs(leaf_of)
         expect_backward(
-            session, leaves, session.forward(leaves), f"in the {step} training step of one module", with_gradients
+            session,
+            leaves,
+            session.forward(leaves),
+            f"in the {step} training step of one module",
+            with_gradients,
         )
     if not problem.config.projected:  # a kernel has no weights
         return
@@ -46,11 +58,17 @@ def expect_lifetime(session: Session, problem: Problem) -> None:
     _copy_weights(session, session.built(halved).attention, module)
     for mode in ("eval", "inference"):
         output = session(problem, mode=mode, via=instance).output
-        expect_close(output, session.expected(halved).output, because="the oracle's value for the weights as they are")
+        expect_close(
+            output,
+            session.expected(halved).output,
+            because="the oracle's value for the weights as they are",
+        )
 
 
 def _expect_accumulated(session: Session, instance: Instance, problem: Problem) -> None:
-    """After another training step, without zero_grad(), the gradients of the weights are twice those of one step."""
+    """After another training step, without zero_grad(), the gradients of the weights are twice
+    those of one step.
+    """
     leaves = problem.map_inputs(leaf_of)
     upstream = session.upstream(leaves)
     output = session.forward(leaves)
@@ -61,7 +79,11 @@ def _expect_accumulated(session: Session, instance: Instance, problem: Problem) 
     gradients = session.weight_gradients(instance, problem.weights)
     for name in sorted(gradients.keys() - undetermined_gradients(session, problem)):
         twice = Ball(2 * expected[name].mid, 2 * expected[name].rad).stored(units)
-        expect_close(gradients[name], twice, because="the sum of the gradients of two steps, without zero_grad()")
+        expect_close(
+            gradients[name],
+            twice,
+            because="the sum of the gradients of two steps, without zero_grad()",
+        )
 
 
 def _copy_weights(session: Session, source: object, module: nn.Module) -> None:

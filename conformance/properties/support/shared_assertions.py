@@ -13,7 +13,12 @@ from torch import Tensor, nn
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.reference import plain_formula
-from mha.conformance.harness.assertions import assume, expect_close, expect_no_worse, expect_unchanged
+from mha.conformance.harness.assertions import (
+    assume,
+    expect_close,
+    expect_no_worse,
+    expect_unchanged,
+)
 from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.errors import AdapterError, CallRaised, Violation
 from mha.conformance.harness.isolation import guarded
@@ -34,7 +39,9 @@ def module_of(instance: Instance) -> nn.Module:
 
 
 def refuses(session: Session, problem: Problem) -> bool:
-    """Return whether the declared policy is "error" and a row is empty, so that every call must raise (MSK-8)."""
+    """Return whether the declared policy is "error" and a row is empty, so that every call must
+    raise (MSK-8).
+    """
     return session.claims.empty_row == "error" and has_empty_row(session, problem)
 
 
@@ -45,7 +52,9 @@ def assume_answered(session: Session, problem: Problem) -> None:
 
 @contextmanager
 def windows_refused_without_causal(session: Session, problem: Problem) -> Iterator[None]:
-    """Discard a case whose window is refused because there is no causal flag, where calls may have one."""
+    """Discard a case whose window is refused because there is no causal flag, where calls may have
+    one.
+    """
     try:
         yield
     except CallRaised:
@@ -66,9 +75,11 @@ def another_order(count: int, generator: torch.Generator) -> Tensor:
 
 
 def hidden_pairs(session: Session, problem: Problem) -> Tensor:
-    """Return boolean (B, H, L, S): the keys that a query may not attend to, by the mask or the causal flag.
+    """Return boolean (B, H, L, S): the keys that a query may not attend to, by the mask or the
+    causal flag.
 
-    Rows without an allowed key are left out where the declared policy gives them other weights than zeros.
+    Rows without an allowed key are left out where the declared policy gives them other weights than
+    zeros.
     """
     allowed = problem.allowed(session.claims.alignment)
     empty = ~allowed.any(-1, keepdim=True)
@@ -88,7 +99,9 @@ def assume_finite(session: Session, problem: Problem) -> None:
 
 
 def weights_of(result: RecordedOutput) -> RecordedTensor:
-    """Return the weights (B, H, L, S) of a call that asked for them; raise a Violation if it returned none."""
+    """Return the weights (B, H, L, S) of a call that asked for them; raise a Violation if it
+    returned none.
+    """
     if result.weights is None:
         name = result.output.name.replace("output", "weights")
         raise Violation(
@@ -98,11 +111,14 @@ def weights_of(result: RecordedOutput) -> RecordedTensor:
     return result.weights
 
 
-def expect_unread(session: Session, problem: Problem, hidden: Tensor, generator: torch.Generator, why: str) -> None:
+def expect_unread(
+    session: Session, problem: Problem, hidden: Tensor, generator: torch.Generator, why: str
+) -> None:
     """Expect other hidden keys or values to change no bit of the rows that they are hidden from.
 
-    In each item, one query is drawn, and what is hidden from it is replaced by random or by huge numbers, first in the
-    key and then in the value. Every row of the item that can see none of it must stay the same.
+    In each item, one query is drawn, and what is hidden from it is replaced by random or by huge
+    numbers, first in the key and then in the value. Every row of the item that can see none of it
+    must stay the same.
 
     hidden: boolean (B, L, S), which keys are hidden from which query. why: how these
         keys are hidden, before the queries are named, as in "which are masked for".
@@ -115,7 +131,9 @@ def expect_unread(session: Session, problem: Problem, hidden: Tensor, generator:
     rows = torch.multinomial(drawable, 1, generator=generator).squeeze(1)
     replaced = hidden[torch.arange(batch), rows]
     unaffected = (hidden | ~replaced.unsqueeze(1)).all(-1)
-    noise = torch.randn(problem.key.shape, generator=generator, dtype=torch.float64).to(problem.query.device)
+    noise = torch.randn(problem.key.shape, generator=generator, dtype=torch.float64).to(
+        problem.query.device
+    )
     if torch.rand((), generator=generator) < 0.5:
         noise = _of_finite_scores(problem, noise * traits_of(problem.query.dtype).noise)
     base, expected = session(problem).output, cache(partial(session.expected, problem))
@@ -130,32 +148,51 @@ def expect_unread(session: Session, problem: Problem, hidden: Tensor, generator:
             kept = unchanged[item].nonzero().flatten()
             positions = replaced[item].nonzero().flatten().tolist()
             if len(kept) and positions:
-                where = f"the {' and '.join(names)} of item {item} changed, at positions {_first_few(positions)}"
-                rows_named = f"{'query' if len(kept) == 1 else 'queries'} {_first_few(kept.tolist())}"
+                where = (
+                    f"the {' and '.join(names)} of item {item} changed, at positions"
+                    f" {_first_few(positions)}"
+                )
+                rows_named = (
+                    f"{'query' if len(kept) == 1 else 'queries'} {_first_few(kept.tolist())}"
+                )
                 because = f"only {where}, {why} {rows_named}"
                 bound = partial(_rows_of, expected, item, kept)
-                expect_unchanged(session, changed[item, kept], base[item, kept], bound=bound, because=because)
+                expect_unchanged(
+                    session, changed[item, kept], base[item, kept], bound=bound, because=because
+                )
 
 
 def _of_finite_scores(problem: Problem, key: Tensor) -> Tensor:
-    """Return a key (B, S, kdim), made smaller where its scores might overflow: infinity less infinity is NaN."""
+    """Return a key (B, S, kdim), made smaller where its scores might overflow: infinity less
+    infinity is NaN.
+    """
     weights = problem.weights.to(torch.float64)
-    q = F.linear(problem.query.double(), weights.w_q, weights.b_q).unflatten(-1, (-1, problem.config.head_dim))
+    q = F.linear(problem.query.double(), weights.w_q, weights.b_q).unflatten(
+        -1, (-1, problem.config.head_dim)
+    )
     k = F.linear(key, weights.w_k, weights.b_k).unflatten(-1, (-1, problem.config.head_dim))
     largest = q.norm(dim=-1).amax() * k.norm(dim=-1).amax()
     return key * min(1.0, float(torch.finfo(problem.query.dtype).max / 2 / largest))
 
 
 def expect_rows_unchanged(
-    session: Session, problem: Problem, outputs: tuple[RecordedTensor, RecordedTensor], rows: Tensor, because: str
+    session: Session,
+    problem: Problem,
+    outputs: tuple[RecordedTensor, RecordedTensor],
+    rows: Tensor,
+    because: str,
 ) -> None:
-    """Expect some rows, boolean (B, L), of two outputs to be equal; problem: that of the first output."""
+    """Expect some rows, boolean (B, L), of two outputs to be equal; problem: that of the first
+    output.
+    """
     expected, (base, output) = cache(partial(session.expected, problem)), outputs
     for item in range(len(rows)):
         own = rows[item].nonzero().flatten()
         if len(own):
             bound = partial(_rows_of, expected, item, own)
-            expect_unchanged(session, output[item, own], base[item, own], bound=bound, because=because)
+            expect_unchanged(
+                session, output[item, own], base[item, own], bound=bound, because=because
+            )
 
 
 def _first_few(places: list[int], most: int = 4) -> str:
@@ -171,20 +208,32 @@ def _rows_of(expected: Callable[[], Expected], item: int, rows: Tensor) -> Ball:
 def expect_gradients(session: Session, problem: Problem, rows: Tensor | None, because: str) -> None:
     """Expect the oracle's gradients of inputs, mask and weights, within their bounds.
 
-    rows: boolean (B, L), the rows of the output that are differentiated; see `Session.upstream` for None.
+    rows: boolean (B, L), the rows of the output that are differentiated; see `Session.upstream` for
+    None.
     """
     upstream = session.upstream(problem, rows)
-    actual, expected = session.gradients(problem, upstream), session.expected_gradients(problem, upstream)
+    actual, expected = (
+        session.gradients(problem, upstream),
+        session.expected_gradients(problem, upstream),
+    )
     undetermined = undetermined_gradients(session, problem)
-    known = [name for name in actual if name not in undetermined and bool(expected[name].rad.isfinite().any())]
+    known = [
+        name
+        for name in actual
+        if name not in undetermined and bool(expected[name].rad.isfinite().any())
+    ]
     assume(bool(known), "a step may overflow, so no gradient is known")
     for name in known:
         expect_close(actual[name], expected[name], because=f"the gradient, {because}")
 
 
 def undetermined_gradients(session: Session, problem: Problem) -> set[str]:
-    """Return the gradients that the contract leaves open, by name: W_o's, where a context is NaN by policy."""
-    return {"w_o"} if session.claims.empty_row == "nan" and has_empty_row(session, problem) else set()
+    """Return the gradients that the contract leaves open, by name: W_o's, where a context is NaN by
+    policy.
+    """
+    return (
+        {"w_o"} if session.claims.empty_row == "nan" and has_empty_row(session, problem) else set()
+    )
 
 
 def expect_backward(
@@ -195,11 +244,12 @@ def expect_backward(
     of: Instance | None = None,
     upstream: Tensor | None = None,
 ) -> None:
-    """Differentiate an output that was computed earlier; expect the oracle's gradients of its inputs.
+    """Differentiate an output that was computed earlier; expect the oracle's gradients of its
+    inputs.
 
-    leaves: the problem whose inputs require grad. of: the attention that gave the output, to expect the gradients of
-    its weights too; it must have none yet. upstream: the gradient of the output, if not the session's; if it requires a
-    gradient itself, the backward pass is recorded.
+    leaves: the problem whose inputs require grad. of: the attention that gave the output, to expect
+    the gradients of its weights too; it must have none yet. upstream: the gradient of the output,
+    if not the session's; if it requires a gradient itself, the backward pass is recorded.
     """
     upstream = session.upstream(leaves) if upstream is None else upstream
     with guarded("backward()"):
@@ -244,19 +294,29 @@ def expect_finite(actual: RecordedTensor, because: str) -> None:
 
 
 def assume_unquantised(session: Session) -> None:
-    """Discard the case if heads are declared to be stored in float8, of whose results too little is known."""
+    """Discard the case if heads are declared to be stored in float8, of whose results too little is
+    known.
+    """
     assume(not session.claims.rounding.heads_stored, "heads are declared to be stored in float8")
 
 
 def assume_as_accurate_as_plain(session: Session) -> None:
-    """Discard the case if rounding is declared that makes results less accurate than those of the plain formula."""
+    """Discard the case if rounding is declared that makes results less accurate than those of the
+    plain formula.
+    """
     assume_unquantised(session)
     coarse = session.claims.rounding.is_coarse
-    assume(not coarse, "partial sums, an accumulator or an exponential are declared that the plain formula has not")
+    assume(
+        not coarse,
+        "partial sums, an accumulator or an exponential are declared that the plain formula"
+        " has not",
+    )
 
 
 def expect_no_worse_than_plain(session: Session, case: Case) -> None:
-    """The root mean square error of the output is at most twice that of the plain formula in the same dtype."""
+    """The root mean square error of the output is at most twice that of the plain formula in the
+    same dtype.
+    """
     assume_as_accurate_as_plain(session)
     problem = case.problem()
     output, expected = session(problem).output, session.expected(problem)
@@ -268,19 +328,27 @@ def expect_no_worse_than_plain(session: Session, case: Case) -> None:
 def cases_of_each_width(session: Session, case: Case) -> list[Case]:
     """Return the case with heads of each width that is claimed; discard it if none is."""
     sizes, lengths = session.claims.sizes, (case.L, case.S)
-    claimed = [width for width in WIDTHS if not sizes.refused(n_heads=case.n_heads, head_dim=width, lengths=lengths)]
+    claimed = [
+        width
+        for width in WIDTHS
+        if not sizes.refused(n_heads=case.n_heads, head_dim=width, lengths=lengths)
+    ]
     assume(bool(claimed), "no width of heads of known models is claimed")
     return [replace(case, head_dim=width) for width in claimed]
 
 
 def expect_together(session: Session, problem: Problem) -> None:
-    """Expect the oracle's result where a call says several things about the scores, which it may refuse together."""
+    """Expect the oracle's result where a call says several things about the scores, which it may
+    refuse together.
+    """
     assume_answered(session, problem)
     try:
         result = session(problem)
     except (CallRaised, AdapterError):
         assume(False, "these options are refused together")
-    expect_result(result, session.expected(problem), "the oracle's value, with all of these options")
+    expect_result(
+        result, session.expected(problem), "the oracle's value, with all of these options"
+    )
 
 
 # An option is judged where its effect is so many times the bound.
@@ -292,11 +360,15 @@ def expect_effect(session: Session, problem: Problem, option: str) -> None:
     assume_answered(session, problem)
     with windows_refused_without_causal(session, problem):
         output = session(problem).output  # first: no frame above a call holds an answer
-    expected, without = (session.expected(each).output for each in (problem, problem.change(**{option: None})))
+    expected, without = (
+        session.expected(each).output for each in (problem, problem.change(**{option: None}))
+    )
     distance = (without.mid - expected.mid).abs()
     apart = distance > CLEAR * torch.maximum(without.rad, expected.rad)
     assume(bool(apart.any()), "no number is changed by ten times the bound")
     error = (output.tensor.detach().double().cpu() - without.mid).abs()
     if bool((error < distance / 2)[apart].all()):
         value = getattr(problem.options, option)
-        expect_close(output, expected, because=f"the oracle's value; {option}={value!r} has no effect here")
+        expect_close(
+            output, expected, because=f"the oracle's value; {option}={value!r} has no effect here"
+        )
