@@ -91,9 +91,10 @@ def clean() -> None:
 
 def weights_given(weights: Weights) -> Weights:
     """Return weights whose tensors are other objects, with the memory of these."""
-    return Weights(
-        *(None if tensor is None else _detach(tensor) for tensor in _tensors_of(weights))
-    )  # type: ignore[arg-type]  # where they were None
+    given: list[Any] = [  # None where there is no tensor, as in the fields that it is for
+        None if tensor is None else _detach(tensor) for tensor in _tensors_of(weights)
+    ]
+    return Weights(*given)
 
 
 def config_given(config: Config) -> Config:
