@@ -82,6 +82,7 @@ lint: $(READY)
 	MYPYPATH=build/types $(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/lizard -l python -C 12 -T nloc=40 -w spec implementations conformance
+	$(BIN)/python tests/style.py spec implementations conformance
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,7 +1,8 @@
-"""How dense the code is: `python tests/style.py FOLDER ...` prints a table, and each statement that has too much in it.
+"""How dense the code is: `python tests/style.py FOLDER ...` prints a table, and what is too dense.
 
-A statement has one comprehension at most, and a conditional expression holds no other one. In 100 lines of code, without
-comments and docstrings, a folder has at most as many of each as `MOST` says. The exit status is 1 where one has more.
+A statement has one comprehension at most, and a conditional expression holds no other one. In 100
+lines of code, without comments and docstrings, a folder has at most as many of each as `MOST` says.
+The exit status is 1 where one has more.
 """
 
 from __future__ import annotations
@@ -106,9 +107,11 @@ def main(folders: list[str]) -> int:
             counts = counts_of(folder)
             conditionals = counts.of_100(counts.conditionals)
             comprehensions = counts.of_100(counts.comprehensions)
+            comments = counts.of_100(counts.comments)
+            width = counts.widths[len(counts.widths) * 9 // 10]
             print(
-                f"{folder!s:36} {conditionals:12.2f} {comprehensions:14.2f} {counts.of_100(counts.comments):8.2f} "
-                f"{counts.widths[len(counts.widths) * 9 // 10]:12} {counts.lines:7}"
+                f"{folder!s:36} {conditionals:12.2f} {comprehensions:14.2f} {comments:8.2f} "
+                f"{width:12} {counts.lines:7}"
             )
             for fault in counts.faults:
                 print(f"  {fault}")

@@ -23,7 +23,7 @@ from support.documents import blocks
 from support.folders import ROOT
 
 FOLDER = ROOT / "build" / "versions"
-LOWEST = ROOT / "tests" / "lowest.txt"
+LOWEST = ROOT / "tests" / "support" / "lowest.txt"
 
 
 @dataclass(frozen=True)
