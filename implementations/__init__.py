@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mha.implementations.adapters.kernel import from_kernel
 from mha.implementations.adapters.mask_forms import MaskFormat, shape_mask
+from mha.implementations.adapters.merge import from_merge
 from mha.implementations.adapters.module import from_module
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.discovery.errors import (
@@ -32,6 +33,7 @@ __all__ = [
     "as_output",
     "discover",
     "from_kernel",
+    "from_merge",
     "from_module",
     "from_sharded",
     "preflight",

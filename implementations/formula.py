@@ -8,7 +8,7 @@ fifty digits share nothing with them, so that one mistake cannot hide another.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -158,6 +158,10 @@ class Holder(nn.Module):
     def crop_cache(self, cache: Any, length: int) -> Any:
         """See `mha.spec.CacheEditor`."""
         return tuple(part[:, :length] for part in cache)
+
+    def split_keys(self, sizes: Sequence[int]) -> Any:
+        """See `mha.spec.SplitKeys`; a softmax over whole rows does not depend on them."""
+        return self
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """See `mha.spec.Differentiable`."""

@@ -32,6 +32,7 @@ __all__ = [
     "Scores",
     "Sharded",
     "Sizes",
+    "SplitKeys",
     "Weights",
     "Window",
     "alibi_bias",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         Differentiable,
         Implementation,
         Output,
+        SplitKeys,
     )
     from mha.spec.rounding import Rounding
     from mha.spec.scores import Alibi, Lse, Options, Scores, Window
@@ -98,6 +100,7 @@ else:
             "Differentiable",
             "Implementation",
             "Output",
+            "SplitKeys",
         ),
         "rounding": ("Rounding",),
         "scores": ("Alibi", "Lse", "Options", "Scores", "Window"),

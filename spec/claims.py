@@ -236,6 +236,7 @@ class Claims:
             `crop_cache`, "copy" by `copy.deepcopy`.
         composes: what it works with: "compile", "export", "func", "autocast", "checkpoint", "deterministic" (the CMP
             clauses).
+        split_keys: it is a `mha.spec.SplitKeys`, which merges a row from parts of its keys (clause LSE-2).
         memory: "linear" if its memory grows with L + S, not with L * S (clause MEM-1).
         world_sizes: the numbers of ranks that it runs on, as a `mha.spec.Sharded` (the DST clauses); none by default.
 
@@ -282,6 +283,7 @@ class Claims:
     extras: Collection[str] = frozenset()
     world_sizes: Collection[int] = frozenset()
     memory: Literal["linear"] | None = None
+    split_keys: bool = False
     retiles: bool = False
     dtypes: Collection[str] = frozenset({"float64", "float32"})
     devices: Collection[str] = frozenset({"cpu", "cuda"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -131,6 +132,25 @@ class CacheEditor(Decoder, Protocol):
     def crop_cache(self, cache: Any, length: int) -> Any:
         """Return a cache of the first `length` positions, as after rejected guesses. This cache is
         not used again.
+        """
+        ...
+
+
+class SplitKeys(Attention, Protocol):
+    """An attention that merges a row from parts of its keys, as `Claims.split_keys` says (clause
+    LSE-2).
+
+    >>> class MeanOfValues(torch.nn.Module):
+    ...     def split_keys(self, sizes):
+    ...         return self
+    >>> MeanOfValues().split_keys((0, 3, 4))
+    MeanOfValues()
+    """
+
+    def split_keys(self, sizes: Sequence[int]) -> Any:
+        """Return the same attention, for calls whose keys are split into parts of these sizes.
+
+        sizes: they add up to S; some may be 0.
         """
         ...
 

@@ -19,7 +19,9 @@ WindowForm = Literal["left_right", "left", "count", "symmetric", "count_right"]
 Alignment = Literal["top_left", "bottom_right"]
 Base = Literal["e", "2"]
 EmptyLse = Literal["-inf", "+inf", "undefined"]
-LseLayout = Literal["b h l", "b l h", "b h l 1", "(b h) l"]
+LseLayout = Literal["b h l", "b l h", "b h l 1", "(b h) l", "h t", "t h"]
+# t is the axis of all tokens, those of the first item first.
+TOKENS = {"h t": "h (b l)", "t h": "(b l) h"}
 LseDtype = Literal["float32", "input"]
 # How many keys before and after its own place a query sees, itself not counted; None for all of
 # them.
@@ -184,6 +186,15 @@ class Lse:
                 raise ValueError(
                     f"Lse.{name} must be one of {options}, but is {getattr(self, name)!r}"
                 )
+
+    @property
+    def axes(self) -> str:
+        """The layout as an einops pattern of b, h and l.
+
+        >>> Lse(layout="t h").axes
+        '(b l) h'
+        """
+        return TOKENS.get(self.layout, self.layout)
 
     @property
     def log_base(self) -> float:

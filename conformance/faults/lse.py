@@ -69,6 +69,22 @@ class LseOfTheFirstOfAGroup(Complete):
         return lse[:, ::repeats].repeat_interleave(repeats, 1)
 
 
+@fault(
+    "LSE-2",
+    claims=replace(WITH_LSE, projections=False),
+    caught_by="parts_of_the_keys_merge_to_the_whole",
+    script_shows=False,
+    trigger="two calls with as many keys",
+)
+class LseOfAnEarlierCall(Complete):
+    """A second call with as many keys gets the log-sum-exp of the first one."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        self.kept = getattr(self, "kept", {})
+        lse = super().log_sum_exp(scores, allowed)
+        return self.kept.setdefault(scores.shape, lse)
+
+
 @fault("LSE-3", claims=WITH_LSE, script_shows=False, trigger="a loss of the log-sum-exp")
 class LseWithoutHistory(Complete):
     """The log-sum-exp has no gradient."""

@@ -48,6 +48,7 @@ MODULES = (
     "heads",
     "layers",
     "lse",
+    "merges",
     "mask_edges",
     "masks",
     "memory",

@@ -13,7 +13,8 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.mask_kinds import BOOLEAN, COMMON, EMPTY, FLOAT
 from mha.conformance.cases.memory_layouts import leaf_of
-from mha.conformance.harness.assertions import assume, expect_close
+from mha.conformance.cases.transforms import select_keys
+from mha.conformance.harness.assertions import assume, expect, expect_close
 from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.isolation import guarded
@@ -127,3 +128,153 @@ def the_log_sum_exp_has_its_gradient(session: Session, case: Case) -> None:
         expect_close(
             gradient, expected[name], because="the gradient of a loss of output and log-sum-exp"
         )
+
+
+OF_PARTS = Domain(
+    masks=("none", *BOOLEAN, *EMPTY),
+    causal=(False,),
+    inputs=("cross",),
+    values=(*MODERATE, "low"),
+    need_weights=(False,),
+    lse=(True,),
+)
+
+
+@property_of(
+    "LSE-2",
+    OF_PARTS,
+    needs=("lse", "projections=False"),
+    requires="LSE-1",
+    must_reject=("lopsided", "lse_of_all_keys"),
+    max_cases=40,
+)
+def parts_of_the_keys_merge_to_the_whole(session: Session, case: Case) -> None:
+    """Contexts and log-sum-exps of two parts of the keys, merged here, are those of the whole."""
+    problem = case.problem()
+    keys = problem.shape[3]
+    assume(keys > 1, "there is one key")
+    assume(problem.query is not problem.key, "the queries are the keys")
+    assume_answered(session, problem)
+    cut = 1 + case.seed % (keys - 1)
+    parts = [_of_keys(problem, part) for part in (slice(None, cut), slice(cut, None))]
+    declared = session.claims.lse or Lse()
+    if declared.empty == "undefined":
+        empty = any(has_empty_row(session, part) for part in parts)
+        assume(not empty, "the log-sum-exp of an empty row is undefined")
+    results = [_called_with_lse(session, part, declared) for part in parts]
+    merged = _merge(*results)
+    expected = _merged_bound(session, problem, parts, declared)
+    session.scripted = False  # the merge is the judge's own
+    outside = ~((merged - expected.mid).abs() <= expected.rad)
+    if bool(outside.any()):
+        place = tuple(outside.nonzero()[0].tolist())
+        expect(
+            False,
+            f"contexts of keys 0 to {cut - 1} and {cut} to {keys - 1}, merged by their"
+            f" log-sum-exps, give {float(merged[place]):.6g} at {list(place)} of the output, but"
+            f" should give {float(expected.mid[place]):.6g}"
+            f" (bound on rounding: {float(expected.rad[place]):.2g})",
+        )
+
+
+@property_of(
+    "LSE-2",
+    replace(OF_PARTS, masks=("none", *BOOLEAN, *FLOAT, *EMPTY)),
+    number=2,
+    needs=("lse", "split_keys"),
+    requires="LSE-1",
+    must_reject=("lopsided", "lse_of_all_keys"),
+)
+def any_split_of_the_keys_gives_the_whole(session: Session, case: Case) -> None:
+    """An attention that merges parts of its keys gives the oracle's result for any split."""
+    problem = case.problem()
+    assume_answered(session, problem)
+    sizes = _split(problem.shape[3], case.seed)
+    merging = session.derive(
+        session.built(problem),
+        lambda attention: attention.split_keys(sizes),
+        f"{{}}.split_keys({sizes})",
+    )
+    result, expected = session(problem, via=merging), session.expected(problem)
+    parts = ", ".join(map(str, sizes))
+    expect_close(
+        result.output, expected.output, because=f"the oracle's value, from parts of {parts} keys"
+    )
+    assert result.lse is not None
+    expect_close(
+        result.lse, expected.lse, because=f"the log-sum-exp of all keys, from parts of {parts} keys"
+    )
+
+
+def _split(keys: int, seed: int) -> tuple[int, ...]:
+    """Return the sizes of parts: with no empty one, with one at either end or between, or two."""
+    cut = (1 + seed % keys) if keys else 0
+    rest = keys - cut
+    splits = ((cut, rest), (0, keys), (keys, 0), (0, 0, cut, rest), (cut, 0, 0, rest), (0, 0, keys))
+    return splits[seed // 7 % len(splits)]
+
+
+def _of_keys(problem: Problem, part: slice) -> Problem:
+    """Return the problem of some of the keys, with their part of the mask."""
+    keys = problem.shape[3]
+    numbers = torch.arange(keys, device=problem.key.device)[part]
+    mask = problem.mask
+    if mask is not None and mask.shape[-1] == keys:
+        mask = mask[..., part]
+    return select_keys(problem, numbers).change(mask=mask)
+
+
+def _called_with_lse(session: Session, problem: Problem, declared: Lse) -> tuple[Tensor, Tensor]:
+    """Return output (B, L, H d_v) and natural log-sum-exp (B, H, L) of a call, in float64."""
+    result = session(problem)
+    assert result.lse is not None
+    natural = result.lse.tensor.double() * declared.log_base
+    if declared.empty == "+inf":
+        natural = natural.masked_fill(natural == math.inf, -math.inf)
+    return result.output.tensor.double(), natural
+
+
+def _shares(one: Tensor, other: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return the weights of two parts for each column (B, L, H d_v); zeros where both are empty."""
+    both = torch.stack([one, other])
+    whole = both.logsumexp(0)
+    shares = (both - whole.masked_fill(whole == -math.inf, 0.0)).exp()
+    by_column = shares.transpose(2, 3).repeat_interleave(width // one.shape[1], -1)
+    return by_column[0], by_column[1]
+
+
+def _merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the output of two parts of the keys."""
+    (output, lse), (other, other_lse) = first, second
+    share, other_share = _shares(lse, other_lse, output.shape[-1])
+    return share * output + other_share * other
+
+
+def _merged_bound(session: Session, problem: Problem, parts: list[Problem], declared: Lse) -> Ball:
+    """Return the output of all keys, with the bound of one that is merged from two parts.
+
+    Each part may be off by its own bound, and the shares by a factor e^(2 d), where d is the
+    largest error of a log-sum-exp of the row.
+    """
+    whole = session.expected(problem).output
+    of_parts = [session.expected(part) for part in parts]
+    one, other = (_natural(expected.lse.mid, declared) for expected in of_parts)
+    shares = _shares(one, other, whole.mid.shape[-1])
+    rad, spread = torch.zeros_like(whole.rad), torch.zeros_like(whole.rad)
+    errors = []
+    for share, lse, expected in zip(shares, (one, other), of_parts, strict=True):
+        has_keys = share > 0  # elsewhere, a bound may be infinite
+        rad += torch.where(has_keys, share * expected.output.rad, 0.0)
+        spread += share * (expected.output.mid - whole.mid).abs()
+        errors.append(torch.where(lse > -math.inf, expected.lse.rad, 0.0))
+    largest = torch.maximum(*errors) * declared.log_base
+    grown = (2 * largest).exp().transpose(1, 2)
+    grown = grown.repeat_interleave(whole.mid.shape[-1] // grown.shape[-1], -1)
+    moved = torch.where(spread > 0, (grown - 1) * spread, 0.0)
+    return Ball(whole.mid, rad * grown + moved + whole.rad)
+
+
+def _natural(lse: Tensor, declared: Lse) -> Tensor:
+    """Return a declared log-sum-exp as a natural one, with -infinity for an empty row."""
+    natural = lse * declared.log_base
+    return natural.masked_fill(natural == math.inf, -math.inf)

@@ -273,15 +273,15 @@ class KernelAttention(nn.Module):
             raise ValueError(
                 f"its context has the shape {tuple(context.shape)}, not {self.axes.context!r}"
             ) from None
-        return Output(self._project(joined, "o"), weights, self._lse(lse))
+        return Output(self._project(joined, "o"), weights, self._lse(lse, len(query)))
 
-    def _lse(self, lse: Any) -> Any:
+    def _lse(self, lse: Any, batch: int) -> Any:
         """Return a log-sum-exp with the axes (B, H, L), if it is claimed."""
         declared = self.claims.lse
         if declared is None or not isinstance(lse, Tensor):
             return None
         try:
-            return rearrange(lse, f"{declared.layout} -> b h l", h=self.config.n_heads)
+            return rearrange(lse, f"{declared.axes} -> b h l", h=self.config.n_heads, b=batch)
         except EinopsError:
             raise ValueError(
                 f"its log-sum-exp has the shape {tuple(lse.shape)}, not {declared.layout!r}, which"

@@ -37,6 +37,38 @@ CLAUSES: tuple[Clause, ...] = (
         ),
     ),
     Clause(
+        id="LSE-2",
+        level="MAY",
+        title="Parts of the keys merge to the whole",
+        statement=(
+            "For any split of the keys into parts, contexts and log-sum-exps of the parts, merged"
+            " by the weights 2^lse or e^lse of their base, give those of all keys: also where one"
+            " part, or two in succession, have no key that a row may attend to, and where all"
+            " scores are lower than any number that stands for none."
+        ),
+        why=(
+            "Split keys, cascades of prefixes and ring attention are correct only if their merge"
+            " is. A merge of two empty parts is 0/0, and a part whose scores are all below a"
+            " sentinel such as -1e4 is lost."
+        ),
+        source=(
+            "Milakov & Gimelshein 2018, section 3.1; FlashInfer (`merge_state`); SGLang and vLLM"
+            " (`merge_attn_states`)"
+        ),
+        differs=(
+            "FlashInfer's log-sum-exps are to base 2, flash-attention's natural. Where both parts"
+            " are empty, some merges give NaN, others zeros."
+        ),
+        violation=(
+            "`m = maximum(lse_a, lse_b); w = exp(lse_a - m)`: for two empty parts, -inf - -inf is"
+            " NaN."
+        ),
+        fix=(
+            "Subtract a maximum that is finite: `m = maximum(lse_a, lse_b)`, then"
+            " `m = m.masked_fill(m == -inf, 0)`, and divide by the sum only where it is not 0."
+        ),
+    ),
+    Clause(
         id="LSE-3",
         level="MAY",
         title="The log-sum-exp has its gradient",

@@ -230,6 +230,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "decodes_ragged": (False, "INC-1"),
     "cache_edits": ((), "INC-3"),
     "memory": ("linear", "MEM-1"),
+    "split_keys": (True, "LSE-2"),
     "value_width": (True, "VAL-1"),
     "lse": (Lse(), "LSE-1"),
     "composes": ((), "CMP-4"),
@@ -302,7 +303,8 @@ def test_every_claim_changes_a_verdict(field: str) -> None:
     consistent = needed.get(field, {})
     of_fields = {"retiles": variants.OrderOfSummation, "world_sizes": SequenceParallel}
     cls = of_fields.get(field, faults.Complete)
-    base = replace(CLAIMS, masks={"bool"}) if field == "prefix_masks" else CLAIMS
+    bases = {"prefix_masks": {"masks": {"bool"}}, "split_keys": {"lse": Lse()}}
+    base = replace(CLAIMS, **bases.get(field, {}))
     claimed, changed = (
         faults.implementation_of(cls, replace(base, **claims))
         for claims in ({}, {field: value, **consistent})
