@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mha.spec.bounds import Ball, Units, compound, compounded
+from mha.spec.bounds import Ball
 from mha.spec.claims import Claims
 from mha.spec.config import Config
 from mha.spec.core import blocks_of_queries
@@ -43,6 +43,7 @@ from mha.spec.heads import Precision
 from mha.spec.problem import INPUTS, Problem
 from mha.spec.scores import Lse
 from mha.spec.softmax import normaliser_error
+from mha.spec.units import Units, compound, compounded
 
 # Roundings of dP and of D on their way to dS: at most four operations (the backward pass of exp,
 # sum and division), and two exponentials of 2 u each where exp and log_softmax take their own.

@@ -1,5 +1,4 @@
-"""The oracle: the expected output of multi-head attention in float64, each number with its error
-bound.
+"""The oracle: the expected output of multi-head attention in float64, with its error bounds.
 
 A result passes where |result - mid| <= rad, element by element. The bound is a theorem about
 rounding: it covers every order of summation, split, tiled or fused, so that no correct
@@ -14,35 +13,41 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from mha.spec.bounds import Ball, Units, affine, affine_forms, units_of
+from mha.spec.bounds import Ball, affine, affine_forms
 from mha.spec.claims import Claims, EmptyRow
 from mha.spec.config import Config
 from mha.spec.core import Attended, attend, blocks_of_queries
 from mha.spec.dtypes import torch_dtype
-from mha.spec.heads import Heads, Precision
+from mha.spec.heads import Heads, Precision, side_by_side
 from mha.spec.problem import Problem
+from mha.spec.rounding import Rounding
 from mha.spec.scores import Lse
+from mha.spec.units import Units, units_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expected:
-    """What a correct implementation returns, and the steps on the way there, in float64 with
-    bounds.
+    """What a correct implementation returns, and the steps on the way there, with bounds.
 
-    output: y, (B, L, D). weights: p, (B, H, L, S). context: (B, L, H * d_k), the contexts o of all
-        heads, side by side.
-    query: (B, H, L, d_k), key and value: (B, H, S, d_k), projected, each key/value head repeated
-        for its query heads.
+    All numbers are in float64. With extra keys (`Config.bias_kv`, `Config.zero_key`), S counts them
+    too. With sinks, key and value have a last row of zeros.
+
+    output: y, (B, L, D).
+    weights: p, (B, H, L, S).
+    context: (B, L, H * d_k), the contexts o of all heads, side by side.
+    query: (B, H, L, d_k), projected.
+    key, value: (B, H, S, d_k), projected, each key/value head repeated for its query heads.
+    empty: boolean (B, H, L), the rows without an allowed key.
+    max_score: (B, H, L), the largest magnitude that the largest score of a row may have, 0 in an
+        empty row.
+    make_row_sums: makes `sums`.
+    make_lse: makes `lse`.
     bare_key: the key without its bias, where an implementation may leave that out, or None; see
         `mha.spec.core`.
-    of_sinks: the weights of the sinks, (B, H, L, 1), or None. With sinks, key and value have a last
-        row of zeros.
-    slope: the derivative of capped scores by scores, (B, H, L, S), or None. With extra keys
-        (`Config.bias_kv`, `Config.zero_key`), S counts them too.
-    empty: boolean (B, H, L), the rows without an allowed key. max_score: (B, H, L), the largest
-        magnitude that the largest score of a row may have, 0 in an empty row. make_row_sums: makes
-        `sums`. make_lse: makes `lse`.
+    slope: the derivative of capped scores by scores, (B, H, L, S), or None.
+    of_sinks: the weights of the sinks, (B, H, L, 1), or None.
 
     >>> from mha.spec import Claims, Config, Problem, Weights
     >>> config, x = Config(d_model=4, n_heads=2), torch.ones(1, 3, 4)
@@ -66,10 +71,13 @@ class Expected:
     of_sinks: Ball | None = None
 
     @property
+    def key_forms(self) -> tuple[Ball, ...]:
+        """The keys in each form that gives the same weights: with and without their bias."""
+        return (self.key,) if self.bare_key is None else (self.key, self.bare_key)
+
+    @property
     def sums(self) -> Ball:
-        """The sums of the rows of weights, (B, H, L), made when they are asked for, which is
-        seldom.
-        """
+        """The sums of the rows of weights, (B, H, L), made when asked for, which is seldom."""
         return self.make_row_sums()
 
     @property
@@ -83,39 +91,36 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
 
     claims: decide the scale, the causal alignment, the empty rows and the rounding.
     autocast: the dtype to which every product may round its factors and its result, if there is
-        one. Raises ValueError for a causal problem without a claimed alignment.
+        one.
+
+    Raises ValueError for a causal problem without a claimed alignment.
 
     >>> from mha.spec import Claims, Config, Problem, Weights
     >>> one, x = torch.eye(1), torch.tensor([[[1.0], [3.0]]])
     >>> weights = Weights(w_q=0 * one, w_k=one, w_v=one, w_o=one)
-    >>> oracle(Problem(Config(d_model=1, n_heads=1, bias=False), weights, x, x, x), Claims()).output.mid
+    >>> problem = Problem(Config(d_model=1, n_heads=1, bias=False), weights, x, x, x)
+    >>> oracle(problem, Claims()).output.mid
     tensor([[[2.],
              [2.]]], dtype=torch.float64)
     """
     low, rounding = autocast is not None, claims.rounding
-    if low:  # every product is stored in that dtype, whatever is declared of the problem's own
-        rounding = replace(
-            rounding,
-            scores_stored=True,
-            weights_stored=True,
-            softmax_stored=True,
-            scaling_roundings=2,
-        )
+    if low:
+        rounding = _under_autocast(rounding)
     precision = Precision.of(autocast or problem.query.dtype, rounding)
     heads = _project(problem, claims, precision.units, low)
     attended = _attend_in_blocks(heads, problem.scale(claims), precision, claims.empty_row)
     # y = o W_o^T + b_o
-    context = Ball(
-        *(part.transpose(1, 2).flatten(2) for part in (attended.context.mid, attended.context.rad))
-    ).known()
-    given = problem.weights
-    output = context
+    context = attended.context.rearranged(side_by_side).known()
+    output, given = context, problem.weights
     if problem.config.projected:
         output = affine(context, given.w_o, given.b_o, precision.units, low, others=rounding.others)
+    weights, of_sinks = attended.weights, None
+    if heads.sinks is not None:
+        weights, of_sinks = attended.weights[..., :-1], attended.weights[..., -1:]
     return Expected(
         output=output.known(),
-        weights=attended.weights if heads.sinks is None else attended.weights[..., :-1],
-        of_sinks=None if heads.sinks is None else attended.weights[..., -1:],
+        weights=weights,
+        of_sinks=of_sinks,
         context=context,
         query=heads.query,
         key=heads.key,
@@ -129,21 +134,27 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
     )
 
 
+def _under_autocast(rounding: Rounding) -> Rounding:
+    """Return the profile in which every product is stored, as under autocast."""
+    return replace(
+        rounding,
+        scores_stored=True,
+        weights_stored=True,
+        softmax_stored=True,
+        scaling_roundings=2,
+    )
+
+
 def _declared_lse(natural: Ball, problem: Problem, claims: Claims) -> Ball:
-    """Return the log-sum-exp (B, H, L) in its base, rounded to its dtype, and what it is in an
-    empty row.
-    """
-    declared = claims.lse or Lse()
+    """Return the log-sum-exp (B, H, L) in its base and its dtype, with that of empty rows."""
+    declared, dtype = claims.lse or Lse(), problem.query.dtype
     lse = natural
     if declared.base == "2":
         # A factor that is rounded, and its product
         mid = natural.mid / declared.log_base
-        lse = Ball(
-            mid,
-            natural.rad / declared.log_base
-            + 2 * units_of(problem.query.dtype).accumulate * mid.abs(),
-        )
-    lse = lse.stored(units_of(declared.dtypes_for(problem.query.dtype)[0]))
+        rounded = 2 * units_of(dtype).accumulate * mid.abs()
+        lse = Ball(mid, natural.rad / declared.log_base + rounded)
+    lse = lse.stored(units_of(declared.dtypes_for(dtype)[0]))
     empty = problem.empty_rows(claims.alignment)
     if declared.empty == "undefined":
         return Ball(lse.mid, lse.rad.masked_fill(empty, float("inf")))
@@ -153,87 +164,80 @@ def _declared_lse(natural: Ball, problem: Problem, claims: Claims) -> Ball:
 def _attend_in_blocks(
     heads: Heads, tau: float, precision: Precision, empty_row: EmptyRow
 ) -> Attended:
-    """Attend with some queries at a time, so that temporaries stay in the cache; queries do not
-    depend on others.
-    """
+    """Attend with some queries at a time, so that temporaries stay in the cache."""
     blocks = blocks_of_queries(heads.allowed.shape)
     if len(blocks) <= 1:
         return attend(heads, tau, precision, empty_row)
     parts = [attend(heads.of_queries(block), tau, precision, empty_row) for block in blocks]
-    slopes = [part.slope for part in parts if part.slope is not None]
-    return Attended(
-        weights=Ball.joined([part.weights for part in parts], 2),
-        context=Ball.joined([part.context for part in parts], 2),
-        make_row_sums=lambda: Ball.joined([part.make_row_sums() for part in parts], 2),
-        make_lse=lambda: Ball.joined([part.make_lse() for part in parts], 2),
-        max_score=torch.cat([part.max_score for part in parts], 2),
-        slope=Ball.joined(slopes, 2) if slopes else None,
-    )
+    return Attended.joined(parts)
 
 
 def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads:
-    """Return q = x_q W_q^T + b_q, k and v, with the extra keys; low: factors are rounded to the
-    storage dtype too.
+    """Return q = x_q W_q^T + b_q, k and v, with the extra keys.
+
+    low: whether factors are rounded to the storage dtype too.
     """
-    given, config = problem.weights, problem.config
-    others, bias, cap = claims.rounding.reductions, None, problem.options.softcap
+    config, rounding, cap = problem.config, claims.rounding, problem.options.softcap
 
-    def project(x: Tensor, role: str) -> tuple[Ball, ...]:
-        exact = Ball.exact(x)
-        if not config.projected:
-            return (exact.stored(units) if low else exact,)
-        w, b = getattr(given, f"w_{role}"), getattr(given, f"b_{role}")
-        return affine_forms(exact, w, b, units, low, others)
+    def project(name: str) -> list[Ball]:
+        """Return the heads of an input: without their bias, if they have one, and with it."""
+        role, x = name[0], Ball.exact(getattr(problem, name))
+        if config.projected:
+            w, b = (getattr(problem.weights, f"{part}_{role}") for part in "wb")
+            forms = affine_forms(x, w, b, units, low, rounding.reductions)
+        else:
+            forms = (x.stored(units) if low else x,)
+        return [split_heads(form, config, role) for form in forms]
 
-    keys = project(problem.key, "k")
-    if problem.mask is not None and problem.mask.is_floating_point():
-        bias = problem.mask.detach().double().expand(problem.shape)
-    if problem.options.alibi is not None:
-        of_slopes = problem.alibi_bias(claims).expand(problem.shape)
-        bias = of_slopes if bias is None else bias + of_slopes
+    keys = project("key")
+    # Extra keys have no bias, and a cap moves scores that differ by a constant differently.
+    may_be_bare = len(keys) > 1 and not config.extra_keys and not cap
     heads = Heads(
-        query=split_heads(project(problem.query, "q")[-1], config, "q"),
-        key=split_heads(keys[-1], config, "k"),
-        value=split_heads(project(problem.value, "v")[-1], config, "v"),
+        query=project("query")[-1],
+        key=keys[-1],
+        value=project("value")[-1],
         allowed=problem.allowed(claims.alignment),
-        bias=bias,
-        # A cap moves scores that differ by a constant differently.
-        bare_key=(
-            split_heads(keys[0], config, "k")
-            if len(keys) > 1 and not config.extra_keys and not cap
-            else None
-        ),
+        bias=_bias_of(problem, claims),
+        bare_key=keys[0] if may_be_bare else None,
         cap=cap,
         caps_bias=claims.scores.softcap == "after_bias",
     )
-    heads = _with_extra_keys(problem, heads) if config.extra_keys else heads
+    if config.extra_keys:
+        heads = _with_extra_keys(problem, heads)
     if problem.options.sinks is not None:
         heads = replace(_with_sinks(problem, heads), sink_in_lse=(claims.lse or Lse()).sink)
-    return (
-        _quantised(heads, claims.rounding.heads_stored, units)
-        if claims.rounding.heads_stored
-        else heads
-    )
+    if rounding.heads_stored:
+        heads = _quantised(heads, rounding.heads_stored, units)
+    return heads
+
+
+def _bias_of(problem: Problem, claims: Claims) -> Tensor | None:
+    """Return the float mask and the bias of slopes, added up, (B, H, L, S), or None."""
+    bias = None
+    if problem.mask is not None and problem.mask.is_floating_point():
+        bias = problem.mask.detach().double().expand(problem.shape)
+    if problem.options.alibi is None:
+        return bias
+    of_slopes = problem.alibi_bias(claims).expand(problem.shape)
+    return of_slopes if bias is None else bias + of_slopes
 
 
 def _with_sinks(problem: Problem, heads: Heads) -> Heads:
-    """Append a key with the score of the sink of its head, and a value of zeros; one of -infinity
-    is not allowed.
+    """Append a key with the score of the sink of its head, and a value of zeros.
+
+    A sink of -infinity is not allowed to any query.
     """
-    sinks = torch.as_tensor(
-        problem.options.sinks, dtype=torch.float64, device=problem.query.device
-    ).detach()
-    key, value = (_with_zeros(x) for x in (heads.key, heads.value))
-    allowed = torch.nn.functional.pad(heads.allowed, (0, 1))
+    given, device = problem.options.sinks, problem.query.device
+    sinks = torch.as_tensor(given, dtype=torch.float64, device=device).detach()
+    allowed = pad(heads.allowed, (0, 1))
     allowed[..., -1] = sinks.isfinite().view(-1, 1)
-    bias = None if heads.bias is None else torch.nn.functional.pad(heads.bias, (0, 1))
-    # With a sink, scores that are all moved by the bias of the keys give other weights.
     return replace(
         heads,
-        key=key,
-        value=value,
+        key=_with_zeros(heads.key),
+        value=_with_zeros(heads.value),
         allowed=allowed,
-        bias=bias,
+        bias=None if heads.bias is None else pad(heads.bias, (0, 1)),
+        # With a sink, scores that are all moved by the bias of the keys give other weights.
         bare_key=None,
         sinks=sinks.view(-1, 1, 1),
     )
@@ -241,25 +245,28 @@ def _with_sinks(problem: Problem, heads: Heads) -> Heads:
 
 def _with_zeros(x: Ball) -> Ball:
     """Append a row of zeros, which are exact."""
-    return Ball(*(torch.nn.functional.pad(part, (0, 0, 0, 1)) for part in (x.mid, x.rad)))
+    return x.rearranged(lambda part: pad(part, (0, 0, 0, 1)))
 
 
 def _quantised(heads: Heads, name: str, units: Units) -> Heads:
     """Store queries, keys and values in a dtype of this name."""
     dtype, bare = torch_dtype(name), heads.bare_key
-    query, key, value = (x.quantised(dtype, units) for x in (heads.query, heads.key, heads.value))
     return replace(
-        heads, query=query, key=key, value=value, bare_key=bare and bare.quantised(dtype, units)
+        heads,
+        query=heads.query.quantised(dtype, units),
+        key=heads.key.quantised(dtype, units),
+        value=heads.value.quantised(dtype, units),
+        bare_key=None if bare is None else bare.quantised(dtype, units),
     )
 
 
 def split_heads(projected: Ball, config: Config, role: str) -> Ball:
-    """Split (B, length, heads * d_k) into (B, H, length, d_k), key/value heads repeated for their
-    query heads.
+    """Split (B, length, heads * d_k) into (B, H, length, d_k).
 
-    role: "q", "k" or "v"; values have the width d_v. Head i owns the columns i*d_k to (i+1)*d_k
-    (clause HED-1). Query head h attends with key/value head h // (n_heads / n_kv_heads) (clause
-    GQA-1).
+    Head i owns the columns i*d_k to (i+1)*d_k (clause HED-1). Query head h attends with key/value
+    head h // (n_heads / n_kv_heads) (clause GQA-1), which is repeated for it.
+
+    role: "q", "k" or "v"; values have the width d_v.
 
     >>> config = Config(d_model=4, n_heads=4, n_kv_heads=2)
     >>> split_heads(Ball.exact(torch.tensor([[[1, 2]]])), config, "k").mid.flatten()
@@ -272,27 +279,30 @@ def split_heads(projected: Ball, config: Config, role: str) -> Ball:
         repeats = config.n_heads // heads.shape[1]
         return heads if repeats == 1 else heads.repeat_interleave(repeats, 1)
 
-    return Ball(split(projected.mid), split(projected.rad))
+    return projected.rearranged(split)
 
 
 def _with_extra_keys(problem: Problem, heads: Heads) -> Heads:
-    """Append the extra keys and values. Every query may attend to them, and no mask adds to their
-    scores.
-    """
-    config, given, key, value = problem.config, problem.weights, heads.key, heads.value
-    extras: list[list[Tensor | None]] = [[given.extra_k, given.extra_v]] if config.bias_kv else []
-    extras += [[w.new_zeros(len(w)) for w in (given.w_k, given.w_v)]] if config.zero_key else []
-    for pair in extras:
-        rows = [Ball.exact(row.expand(len(key.mid), 1, -1)) for row in pair if row is not None]
-        new_key, new_value = (
-            split_heads(row, config, role) for row, role in zip(rows, "kv", strict=True)
-        )
-        key, value = Ball.joined([key, new_key], 2), Ball.joined([value, new_value], 2)
-    grown = (0, len(extras))
+    """Append the extra keys and values, visible to every query; no mask adds to their scores."""
+    config, given = problem.config, problem.weights
+    extra_keys, extra_values = list[Tensor](), list[Tensor]()
+    if config.bias_kv and given.extra_k is not None and given.extra_v is not None:
+        extra_keys.append(given.extra_k)
+        extra_values.append(given.extra_v)
+    if config.zero_key:
+        extra_keys.append(given.w_k.new_zeros(len(given.w_k)))
+        extra_values.append(given.w_v.new_zeros(len(given.w_v)))
+
+    def extended(x: Ball, rows: list[Tensor], role: str) -> Ball:
+        batch = len(x.mid)
+        exact = [Ball.exact(row.expand(batch, 1, -1)) for row in rows]
+        return Ball.joined([x, *(split_heads(row, config, role) for row in exact)], 2)
+
+    grown = (0, config.extra_keys)
     return replace(
         heads,
-        key=key,
-        value=value,
-        allowed=torch.nn.functional.pad(heads.allowed, grown, value=True),
-        bias=None if heads.bias is None else torch.nn.functional.pad(heads.bias, grown),
+        key=extended(heads.key, extra_keys, "k"),
+        value=extended(heads.value, extra_values, "v"),
+        allowed=pad(heads.allowed, grown, value=True),
+        bias=None if heads.bias is None else pad(heads.bias, grown),
     )

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 
 from mha.spec.backward import SOFTMAX_STEPS
-from mha.spec.bounds import units_of
 from mha.spec.claims import Claims
 from mha.spec.problem import INPUTS, Problem
 from mha.spec.rounding_graph import RoundingGraph, rounding_graph
 from mha.spec.rounding_places import Place, copies_of
 from mha.spec.softmax import normaliser_error
+from mha.spec.units import units_of
 
 # Into how many parts the queries or the keys may be split, with partial sums that are stored.
 PARTS = 8

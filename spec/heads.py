@@ -7,19 +7,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mha.spec.bounds import Ball, Units, units_of
+from mha.spec.bounds import Ball
 from mha.spec.dtypes import traits_of
 from mha.spec.rounding import Rounding
+from mha.spec.units import Units, units_of
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
     """The roundoffs of each step.
 
-    units: of the projections, scores and contexts. softmax: of the softmax, coarser where it is
-        computed in float32.
-    rounding: what the implementation declares. exponential: error of the exponential, in roundoffs
-        of the accumulator.
+    units: of the projections, scores and contexts.
+    softmax: of the softmax, coarser where it is computed in float32.
+    rounding: what the implementation declares.
+    exponential: error of the exponential, in roundoffs of the accumulator.
 
     >>> single = Precision.of(torch.float64, Rounding(softmax_in_float32=True))
     >>> single.units.accumulate < 1e-15 < single.softmax.accumulate
@@ -33,8 +34,10 @@ class Precision:
 
     @staticmethod
     def of(dtype: torch.dtype, rounding: Rounding) -> Precision:
-        """Return the roundoffs of an implementation with this storage dtype and this declared
-        rounding.
+        """Return the roundoffs of an implementation.
+
+        dtype: the storage dtype.
+        rounding: what the implementation declares.
         """
         units = units_of(dtype, rounding)
         softmax = units.coarser(units_of(torch.float32)) if rounding.softmax_in_float32 else units
@@ -45,16 +48,16 @@ class Precision:
 class Heads:
     """The inputs of the core.
 
-    query: (B, H, L, d_k). key, value: (B, H, S, d_k), each key/value head repeated for its query
-        heads.
-    allowed: boolean (B, H, L, S), the set A of each query. bias: b, the float mask in float64, (B,
-        H, L, S), or None.
+    query: (B, H, L, d_k).
+    key, value: (B, H, S, d_k), each key/value head repeated for its query heads.
+    allowed: boolean (B, H, L, S), the set A of each query.
+    bias: b, the float mask in float64, (B, H, L, S), or None.
     bare_key: k', (B, H, S, d_k), where the keys have a bias that an implementation may leave out,
         or None.
     sinks: z, (H, 1, 1), where the last key is one with this score, and a value of zeros, or None.
-        sink_in_lse: whether the log-sum-exp has it too.
-    cap: c, where scores are c tanh(s / c), or None. caps_bias: whether b is a part of s then, or
-        added afterwards.
+    sink_in_lse: whether the log-sum-exp has it too.
+    cap: c, where scores are c tanh(s / c), or None.
+    caps_bias: whether b is a part of s then, or added afterwards.
 
     >>> one = Ball.exact(torch.ones(1, 1, 1, 2))
     >>> Heads(one, one, one, torch.ones(1, 1, 1, 1, dtype=torch.bool)).forbidden
@@ -71,11 +74,6 @@ class Heads:
     sink_in_lse: bool = True
     cap: float | None = None
     caps_bias: bool = False
-
-    @property
-    def key_forms(self) -> tuple[Ball, ...]:
-        """The keys in each form that gives the same weights: k, and k' if there is one."""
-        return (self.key,) if self.bare_key is None else (self.key, self.bare_key)
 
     def of_queries(self, part: slice) -> Heads:
         """Return the same for some of the queries."""
@@ -98,3 +96,12 @@ class Heads:
     def empty(self) -> Tensor:
         """Boolean (B, H, L, 1): the rows without an allowed key."""
         return ~self.allowed.any(-1, keepdim=True)
+
+
+def side_by_side(heads: Tensor) -> Tensor:
+    """Lay heads (B, H, length, width) side by side, (B, length, H * width).
+
+    >>> side_by_side(torch.tensor([[[[1, 2]], [[3, 4]]]]))
+    tensor([[[1, 2, 3, 4]]])
+    """
+    return heads.transpose(1, 2).flatten(2)

@@ -19,12 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.spec.bounds import row_max, units_of
+from mha.spec.bounds import row_max
 from mha.spec.claims import Claims
 from mha.spec.dtypes import torch_dtype, traits_of
 from mha.spec.problem import Problem
 from mha.spec.rounding_places import Place, copies_of
 from mha.spec.softmax import normaliser_error, rescales_of
+from mha.spec.units import units_of
 
 # d<w, y*> / dx of a place: a tensor for each use of the numbers, in each form that may be the one.
 Uses = tuple[tuple[Tensor, ...], ...]

@@ -9,7 +9,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from mha.spec.bounds import ScaledUnits, Units
+from mha.spec.units import ScaledUnits, Units
 
 # Bits of a float64 that are ignored where numbers are compared: the oracle's own rounding.
 IGNORED_BITS = 14
