@@ -10,17 +10,18 @@ C W_o^T + b_o is the output, C = [o_1 ... o_H] the contexts side by side, and dX
 
 Assumptions, in addition to those of `mha.spec.core`:
 
-- One set of weights P serves the whole backward pass. It is stored, or recomputed from the log-sum-exp of each row.
-- Sums run in any order. Partial sums may be stored: of each item for weights, of each head for inputs. Over ranks,
-  those of each rank may be too, for dQ, dK and dV as well.
+- One set of weights P serves the whole backward pass. It is stored, or recomputed from the
+  log-sum-exp of each row.
+- Sums run in any order. Partial sums may be stored: of each item for weights, of each head for
+  inputs. Over ranks, those of each rank may be too, for dQ, dK and dV as well.
 - D is computed as rowsum(P dP) or as dC.o; beside a sink, in parts of a row that are merged, too.
 - The softmax takes the maximum of a row as a constant, or differentiates it once.
-- Projections are applied one after the other. If two are multiplied into one, such as W_o W_v, gradients may round
-  differently.
+- Projections are applied one after the other. If two are multiplied into one, such as W_o W_v,
+  gradients may round differently.
 
-Keys may be without their bias, as in the core: the rows of dS sum to 0, so dQ = tau dS K = tau dS
-K'. The error of dS is multiplied by the key that there is, and rad dQ is the larger one of the two
-forms.
+Keys may be without their bias, as in the core: the rows of dS sum to 0, so that dQ = tau dS K =
+tau dS K'. The error of dS is multiplied by the key that there is, and rad dQ is the larger one of
+the two forms.
 
 Sources: Vaswani et al. 2017, equation 1, differentiated; Dao et al. 2022, appendix B; Higham,
 Accuracy and Stability of Numerical Algorithms, 2nd ed., 2002, chapter 3. The symbols are those of
@@ -37,10 +38,16 @@ from torch import Tensor
 from mha.spec.bounds import Ball
 from mha.spec.claims import Claims
 from mha.spec.config import Config
-from mha.spec.core import blocks_of_queries
+from mha.spec.core import QUERIES, blocks_of_queries
 from mha.spec.forward import Expected, oracle
-from mha.spec.heads import Precision
+from mha.spec.heads import Precision, side_by_side
 from mha.spec.problem import INPUTS, Problem
+from mha.spec.projection_gradients import (
+    Partial,
+    gradients_of_projection,
+    input_gradient,
+    weight_gradients,
+)
 from mha.spec.scores import Lse
 from mha.spec.softmax import normaliser_error
 from mha.spec.units import Units, compound, compounded
@@ -51,29 +58,17 @@ SOFTMAX_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Partial:
-    """The gradient of the result of a projection, (B, length, m).
-
-    size: the sum of the magnitudes of its parts, to which rounding is relative where they are added
-    up later.
-    """
-
-    ball: Ball
-    size: Tensor
-
-    def __getitem__(self, index: tuple[slice, ...]) -> _Partial:
-        return _Partial(self.ball[index], self.size[index])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _Core:
     """What the backward pass of the core starts from.
 
-    weights: P, (B, H, L, S), 0 where not allowed, with the error of those that are recomputed.
-    value: V, (B, H, S, d_k). context: o, and d_context: dC, (B, H, L, d_k). allowed: boolean (B, H,
-        L, S).
-    drift: the relative error that the weights of a row share, (B, H, L, 1). d_lse: the gradient of
-        the log-sum-exp of each row, (B, H, L, 1), or None. sunk: whether there are sinks.
+    weights: P, (B, H, L, S), 0 where not allowed, with the error of weights that are recomputed.
+    value: V, (B, H, S, d_k).
+    context: o, (B, H, L, d_k).
+    d_context: dC, (B, H, L, d_k).
+    allowed: boolean (B, H, L, S).
+    drift: the relative error that the weights of a row share, (B, H, L, 1).
+    d_lse: the gradient of the log-sum-exp of each row, (B, H, L, 1), or None.
+    sunk: whether there are sinks.
     """
 
     weights: Ball
@@ -106,15 +101,15 @@ def gradients(
     expected: Expected | None = None,
     upstream_lse: Tensor | None = None,
 ) -> dict[str, Ball]:
-    """Differentiate sum(output * upstream) with respect to inputs, weights, a float mask and sinks,
-    by name.
+    """Differentiate sum(output * upstream) by inputs, weights, a float mask and sinks.
+
+    The result is by name. Inputs that are one tensor have a gradient each: see `sum_shared`.
 
     upstream: dY, of the shape of the output, exact; 0 for queries with an empty row in some head,
         unless `claims.empty_row` is "zeros".
     expected: the result of `oracle` for the problem and the claims, if it is at hand.
     upstream_lse: (B, H, L), exact; sum(lse * upstream_lse) is added to what is differentiated. 0
         for empty rows.
-    Inputs that are one tensor have a gradient each: see `sum_shared`.
 
     >>> from mha.spec import Config, Weights
     >>> config, x = Config(d_model=2, n_heads=1), torch.ones(1, 3, 2)
@@ -128,43 +123,43 @@ def gradients(
     expected = oracle(problem, claims) if expected is None else expected
     config, given, tau = problem.config, problem.weights, problem.scale(claims)
     precision = Precision.of(problem.query.dtype, claims.rounding)
-    # Partial sums of weights are of each item, and of each rank's part of it.
-    units, batch = (
-        precision.units,
-        problem.shape[0] * precision.rounding.ranks + precision.rounding.reductions,
-    )
+    units, rounding = precision.units, precision.rounding
     # dW_o = dY^T C, db_o = sum dY, dC = dY W_o
     context = Ball(expected.context.mid.nan_to_num(nan=0.0), expected.context.rad)
     exact = Ball.exact(upstream)
-    arriving = _Partial(exact, exact.mid.abs())
+    arriving = Partial(exact, exact.mid.abs())
     found, d_context = dict[str, Ball](), exact
     if config.projected:
-        found["w_o"], found["b_o"] = _weight_gradients(arriving, context, batch, units)
+        # Partial sums of weights are of each item, and of each rank's part of it.
+        pieces = problem.shape[0] * rounding.ranks + rounding.reductions
+        found["w_o"], found["b_o"] = weight_gradients(arriving, context, pieces, units)
         terms = config.d_model + config.n_heads
-        pieces = config.n_heads + precision.rounding.reductions
-        d_context = _input_gradient(arriving, given.w_o, terms, pieces, units)
-    core = _core_of(
-        problem, claims, expected, _split(context, config), _split(d_context, config), precision
-    )
+        pieces = config.n_heads + rounding.reductions
+        d_context = input_gradient(arriving, given.w_o, terms, pieces, units)
+    heads = _split(context, config), _split(d_context, config)
+    core = _core_of(problem, claims, expected, *heads, precision)
     if upstream_lse is not None:
         # That of the natural log-sum-exp
         d_lse = upstream_lse.double() / (claims.lse or Lse()).log_base
         core = replace(core, d_lse=d_lse.unsqueeze(-1))
-    d_scores = of_sum = _score_gradients_in_blocks(core, precision)
+    # dS of what the softmax gets and, with a cap, of the scores before it
+    of_softmax = d_scores = _score_gradients_in_blocks(core, precision)
     if expected.slope is not None:
-        # dS = dS' (1 - tanh^2), of the scores before the cap; rad += 2 u |dS|
-        d_scores = _times(d_scores, expected.slope, 2 * units.accumulate + 2 * units.store)
-    of_bias = d_scores if claims.scores.softcap == "after_bias" else of_sum
-    found |= _added_gradients(problem, of_bias, of_sum, core.allowed, units)
+        # dS = dS' (1 - tanh^2);  rad += 2 u |dS|
+        relative = 2 * units.accumulate + 2 * units.store
+        d_scores = _times(of_softmax, expected.slope, relative)
+    of_bias = d_scores if claims.scores.softcap == "after_bias" else of_softmax
+    found |= _added_gradients(problem, of_bias, of_softmax, core.allowed, units)
     for name, part in _head_gradients(problem, expected, core, d_scores, tau, precision).items():
-        found |= _projection_gradients(problem, name, part, core.allowed, precision)
-    names = (*INPUTS, *(name for name, _ in given.named()), "mask", "sinks")
-    return {name: found[name] for name in names if name in found}
+        found |= gradients_of_projection(problem, name, part, core.allowed, precision)
+    weights = [name for name, _ in given.named()]
+    return {name: found[name] for name in (*INPUTS, *weights, "mask", "sinks") if name in found}
 
 
 def sum_shared(problem: Problem, found: dict[str, Ball]) -> dict[str, Ball]:
-    """Add up the gradients of inputs that are one tensor, under the first of their names, as
-    autograd does.
+    """Add up the gradients of inputs that are one tensor, as autograd does.
+
+    The sum is under the first of their names.
 
     found: the result of `gradients` for the problem. Its radii cover the roundings of these sums.
 
@@ -175,22 +170,19 @@ def sum_shared(problem: Problem, found: dict[str, Ball]) -> dict[str, Ball]:
     ['query', 'w_q', 'w_k']
     """
     summed = dict(found)
-    for place, name in enumerate(INPUTS):
-        for other in INPUTS[place + 1 :]:
-            if (
-                name in summed
-                and other in summed
-                and getattr(problem, name) is getattr(problem, other)
-            ):
-                first, second = summed[name], summed.pop(other)
-                summed[name] = Ball(first.mid + second.mid, first.rad + second.rad)
+    first_names = {id(tensor): name for name, tensor in problem.distinct().items()}
+    for name in INPUTS:
+        first = first_names[id(getattr(problem, name))]
+        if name != first and name in summed and first in summed:
+            one, other = summed[first], summed.pop(name)
+            summed[first] = Ball(one.mid + other.mid, one.rad + other.rad)
     return summed
 
 
 def _split(joined: Ball, config: Config) -> Ball:
     """Split contexts (B, L, H * d_v) into (B, H, L, d_v)."""
     heads = config.n_heads, config.value_dim
-    return Ball(*(part.unflatten(-1, heads).transpose(1, 2) for part in (joined.mid, joined.rad)))
+    return joined.rearranged(lambda part: part.unflatten(-1, heads).transpose(1, 2))
 
 
 def _core_of(
@@ -202,21 +194,18 @@ def _core_of(
     precision: Precision,
 ) -> _Core:
     """Return the inputs of the backward pass of the core; extra keys are allowed to every query."""
-    extended = expected.key.mid.shape[2]
-    allowed = torch.nn.functional.pad(
-        problem.allowed(claims.alignment), (0, extended - problem.shape[3]), value=True
-    )
+    keys, sunk = expected.key.mid.shape[2], expected.of_sinks is not None
+    extra = keys - problem.shape[3]
+    allowed = torch.nn.functional.pad(problem.allowed(claims.alignment), (0, extra), value=True)
     u_a, merges = precision.softmax.accumulate, precision.rounding.merges
-    weights, drift = expected.weights, normaliser_error(expected.max_score, extended, u_a, merges)
+    drift = normaliser_error(expected.max_score, keys, u_a, merges)
+    weights = expected.weights
     if expected.of_sinks is not None:
         weights = Ball.joined([weights, expected.of_sinks], 3)
     if claims.empty_row != "zeros":
-        weights = Ball(
-            weights.mid.masked_fill(~allowed, 0.0), weights.rad.masked_fill(~allowed, 0.0)
-        )
+        weights = weights.rearranged(lambda part: part.masked_fill(~allowed, 0.0))
     # rad P += drift (|P| + rad P), where P is recomputed
     weights = Ball(weights.mid, weights.rad + drift * weights.size)
-    sunk = expected.of_sinks is not None
     return _Core(weights, expected.value, context, d_context, allowed, drift, sunk=sunk)
 
 
@@ -225,78 +214,87 @@ def _score_gradients_in_blocks(core: _Core, precision: Precision) -> Ball:
     blocks = blocks_of_queries(core.allowed.shape)
     if len(blocks) <= 1:
         return _score_gradients(core, precision)
-    return Ball.joined([_score_gradients(core.of_queries(block), precision) for block in blocks], 2)
+    parts = [_score_gradients(core.of_queries(block), precision) for block in blocks]
+    return Ball.joined(parts, QUERIES)
 
 
 def _score_gradients(core: _Core, precision: Precision) -> Ball:
-    """Return dS = P (dP - D), (B, H, L, S), where dP = dC V^T and D = rowsum(P dP) = dC.o.
-
-    The error of dP - D is small where values are near the context, as far as it comes from the
-    weights: sum_l P_l dP_l errs by dC.(sum_l P_l v_l - o), which the context's own radius bounds.
-    """
-    softmax, value, d_context, context = precision.softmax, core.value, core.d_context, core.context
-    p, p_size, width = core.weights.mid, core.weights.size, core.value.mid.shape[-1]
-    # u; gamma(n + 1), for any order of a sum over a row; r = gamma(d + 1) + u, of an element of dP
+    """Return dS = P (dP - D), (B, H, L, S), where dP = dC V^T and D = rowsum(P dP) = dC.o."""
+    softmax, p = precision.softmax, core.weights.mid
+    _, _, keys, width = core.value.mid.shape
+    # u; r = gamma(d + 1) + u, of an element of dP; gamma(n + 1), for any order of a sum over a row
     u = softmax.store if precision.rounding.scores_stored else softmax.accumulate
+    r = precision.units.products(width + 1) + u
     gamma = softmax.gammas(core.allowed.sum(-1, keepdim=True).double() + 1)
-    relative = precision.units.products(width + 1) + u
     # lost: products that underflow, and dS as it is stored
-    lost = (width + value.mid.shape[2] + 4) * softmax.flush + softmax.subnormal
+    lost = (width + keys + 4) * softmax.flush + softmax.subnormal
     # dP = dC V^T;  rad dP = |dC| rad V + (rad dC + r (|dC| + rad dC)) (|V| + rad V) + lost
-    d_p = d_context.times(value.mT, relative)
-    rad_dp = d_p.rad + lost
-    size = d_p.mid.abs() + rad_dp
-    # D = dC.o;  reach = (1 + r) rad o + r sum_l |P_l| |v_l|: the products round, in either form
-    d = (d_context.mid * context.mid).sum(-1, keepdim=True)
-    reach = (1 + relative) * context.rad + relative * (p_size @ value.size)
-    # rad D = a + gamma(n + 1) sum_l |P_l| |dP_l| + (u + drift) (|D| + a) + lost, a = rad dC.|o| +
-    # (|dC| + rad dC).reach
-    rad_d = (d_context.rad * context.mid.abs() + d_context.size * reach).sum(-1, keepdim=True)
-    total = (p_size * size).sum(-1, keepdim=True)
-    rad_d = rad_d + gamma * total + (u + core.drift) * (d.abs() + rad_d) + lost
-    # rad (dP - D) = rad dP + rad D + 8 u (|dP| + |D|)
-    largest = (size * core.allowed).amax(-1, keepdim=True) if core.sunk and size.shape[-1] else 0.0
-    size = size + (d.abs() + rad_d)
-    if core.sunk:
+    product = core.d_context.times(core.value.mT, r)
+    d_p = Ball(product.mid, product.rad + lost)
+    d = _row_sum(core, d_p, r, gamma, u)
+    d = Ball(d.mid, d.rad + lost)
+    difference, size = d_p.mid - d.mid, d_p.size + d.size
+    if core.sunk and keys:
         # Of parts that are merged, one without the sink may have a context that is far larger than
         # the row's, and D of its own: + max_l |dP_l|.
-        size = size + largest
-    difference = d_p.mid - d
+        size = size + (d_p.size * core.allowed).amax(-1, keepdim=True)
     if core.d_lse is not None:
         # dS = P (dP - D + dlse); dlse may be rounded to another base
         difference, size = difference + core.d_lse, size + core.d_lse.abs()
-    rad_difference = rad_dp + rad_d + SOFTMAX_STEPS * u * size
+    # rad (dP - D) = rad dP + rad D + 8 u (|dP| + |D|)
+    rad_difference = d_p.rad + d.rad + SOFTMAX_STEPS * u * size
     # rad dS = rad P (|dP - D| + rad (dP - D)) + P rad (dP - D) + lost
     rad = core.weights.rad * (difference.abs() + rad_difference) + p * rad_difference + lost
-    if p.shape[-1]:
+    if keys:
         # The maximum of a row, where it is differentiated, gets rowsum(dS), which is 0 except for
         # rounding.
-        row_sum = (3 * gamma + SOFTMAX_STEPS * u) * (p_size * size).sum(-1, keepdim=True)
-        rad = rad + row_sum * (p_size >= (p - core.weights.rad).amax(-1, keepdim=True))
+        may_be_maximum = core.weights.size >= (p - core.weights.rad).amax(-1, keepdim=True)
+        of_sum = (core.weights.size * size).sum(-1, keepdim=True)
+        rad = rad + (3 * gamma + SOFTMAX_STEPS * u) * of_sum * may_be_maximum
     return Ball(p * difference, rad.masked_fill(~core.allowed, 0.0))
 
 
+def _row_sum(core: _Core, d_p: Ball, r: float, gamma: Tensor, u: float) -> Ball:
+    """Return D = rowsum(P dP) = dC.o, (B, H, L, 1), with an error that covers both forms.
+
+    It is small where values are near the context, as far as it comes from the weights: sum_l P_l
+    dP_l errs by dC.(sum_l P_l v_l - o), which the context's own radius bounds.
+
+    r, gamma, u: as in `_score_gradients`.
+    """
+    d_context, context, p_size = core.d_context, core.context, core.weights.size
+    d = (d_context.mid * context.mid).sum(-1, keepdim=True)
+    # reach = (1 + r) rad o + r sum_l |P_l| |v_l|: the products round, in either form
+    reach = (1 + r) * context.rad + r * (p_size @ core.value.size)
+    # a = rad dC.|o| + (|dC| + rad dC).reach
+    a = (d_context.rad * context.mid.abs() + d_context.size * reach).sum(-1, keepdim=True)
+    # rad D = a + gamma(n + 1) sum_l |P_l| |dP_l| + (u + drift) (|D| + a)
+    total = (p_size * d_p.size).sum(-1, keepdim=True)
+    return Ball(d, a + gamma * total + (u + core.drift) * (d.abs() + a))
+
+
 def _added_gradients(
-    problem: Problem, of_bias: Ball, of_sum: Ball, allowed: Tensor, units: Units
+    problem: Problem, of_bias: Ball, of_softmax: Ball, allowed: Tensor, units: Units
 ) -> dict[str, Ball]:
     """Return the gradients of a float mask and of the sinks, which are added to scores, by name.
 
-    of_bias: the gradient of the sum of scores and mask, (B, H, L, S). of_sum: that of what the
-    softmax gets.
+    of_bias: the gradient of the sum of scores and mask, (B, H, L, S).
+    of_softmax: that of what the softmax gets.
     """
     found, keys = dict[str, Ball](), slice(problem.shape[3])
     if problem.mask is not None and problem.mask.is_floating_point():
         found["mask"] = _mask_gradient(of_bias[..., keys], problem.mask, allowed[..., keys], units)
     if problem.options.sinks is not None:
         like = problem.query.new_zeros(problem.config.n_heads, 1, 1)
-        of_sinks = _mask_gradient(of_sum[..., -1:], like, allowed[..., -1:], units)
-        found["sinks"] = Ball(of_sinks.mid.flatten(), of_sinks.rad.flatten())
+        of_sinks = _mask_gradient(of_softmax[..., -1:], like, allowed[..., -1:], units)
+        found["sinks"] = of_sinks.flatten(0)
     return found
 
 
 def _times(one: Ball, other: Ball, relative: float) -> Ball:
-    """Return the product of two balls, element by element, with a relative error; 0 where one is
-    exactly 0.
+    """Return the product of two balls, element by element; 0 where one is exactly 0.
+
+    relative: the error of a product.
     """
     rad = one.rad * other.size + one.mid.abs() * other.rad
     mid = one.mid * other.mid
@@ -310,7 +308,8 @@ def _mask_gradient(d_scores: Ball, mask: Tensor, allowed: Tensor, units: Units) 
     relative = compounded(units.gamma(terms), units.stores(terms))
     rad = (d_scores.rad + relative * d_scores.size).sum_to_size(mask.shape) + terms * units.flush
     ball = Ball(d_scores.mid.sum_to_size(mask.shape), rad).stored(units)
-    return Ball(ball.mid, ball.rad.masked_fill(allowed.double().sum_to_size(mask.shape) == 0, 0.0))
+    unused = allowed.double().sum_to_size(mask.shape) == 0
+    return Ball(ball.mid, ball.rad.masked_fill(unused, 0.0))
 
 
 def _head_gradients(
@@ -320,136 +319,59 @@ def _head_gradients(
     d_scores: Ball,
     tau: float,
     precision: Precision,
-) -> dict[str, _Partial]:
-    """Return dQ = tau dS K, dK = tau dS^T Q and dV = P^T dC, by input, heads joined, (B, length,
-    heads * d_k).
+) -> dict[str, Partial]:
+    """Return dQ = tau dS K, dK = tau dS^T Q and dV = P^T dC, by input.
+
+    Each is (B, length, heads * d_k), of the key/value heads for keys and values.
     """
-    config, units = problem.config, precision.units
+    config, units, rounding = problem.config, precision.units, precision.rounding
     repeats = config.n_heads // config.kv_heads
+    # How many keys each query has, and how many queries each key, of all the heads that share it.
     n_query, n_key = (core.allowed.sum(dim).unsqueeze(-1).double() for dim in (3, 2))
     if repeats > 1:
         n_key = n_key.unflatten(1, (-1, repeats)).sum(2).repeat_interleave(repeats, 1) + repeats
     # gamma(n + 5) (+) e_p (+) max(1, pre) u_s: four roundings make tau, one multiplies by it; dS is
     # cast, or a q or k that was scaled before the product was rounded then.
-    scaling = max(1, precision.rounding.scaling_roundings) * units.store
+    scaling = max(1, rounding.scaling_roundings) * units.store
     # Parts of each rank: (+) (1 + u_s - u_a)^t - 1, for t others, and 2 t eta_s more
-    others = precision.rounding.reductions + precision.rounding.ranks - 1
-    parted = units.stores(others)
-    of_query, of_key = (
-        compound(units.of_products(n + 5), scaling, parted) for n in (n_query, n_key)
-    )
+    others = rounding.reductions + rounding.ranks - 1
+    parted, lost = units.stores(others), 2 * others * units.subnormal
+    of_query = compound(units.of_products(n_query + 5), scaling, parted)
+    of_key = compound(units.of_products(n_key + 5), scaling, parted)
     of_value = compound(units.of_products(n_key + 1), parted)
     # dS may be stored again once it is scaled: |tau| rad dS += eta_s
     scaled_lost = units.subnormal / abs(tau) if tau else 0.0
     d_scores = Ball(d_scores.mid, d_scores.rad + scaled_lost * core.allowed)
-    forms = (expected.key,) if expected.bare_key is None else (expected.key, expected.bare_key)
-    lost = 2 * others * units.subnormal
-    d_query = [_product(d_scores, key, of_query, tau, units, lost) for key in forms]
-    parts = {
-        "query": d_query[0].covering(d_query[-1]),
-        "key": _product(d_scores.mT, expected.query, of_key, tau, units, lost),
-        "value": _product(core.weights.mT, core.d_context, of_value, 1.0, units, lost),
-    }
+    d_query = [_product(d_scores, key, of_query, tau, units, lost) for key in expected.key_forms]
+    d_key = _product(d_scores.mT, expected.query, of_key, tau, units, lost)
+    d_value = _product(core.weights.mT, core.d_context, of_value, 1.0, units, lost)
     return {
-        name: _join(part, 1 if name == "query" else repeats, units) for name, part in parts.items()
+        "query": _join(d_query[0].covering(d_query[-1]), 1, units),
+        "key": _join(d_key, repeats, units),
+        "value": _join(d_value, repeats, units),
     }
 
 
 def _product(a: Ball, b: Ball, relative: Tensor, tau: float, units: Units, lost: float) -> Ball:
-    """Return tau a @ b, stored; relative: error of each product in a row of a. lost: what parts of
-    it lose.
+    """Return tau a @ b, stored.
+
+    relative: error of each product in a row of a.
+    lost: what parts of it lose.
     """
     result = a.times(b, relative)
-    return Ball(
-        tau * result.mid, abs(tau) * result.rad + (a.mid.shape[-1] + 1) * units.flush + lost
-    ).stored(units)
+    rad = abs(tau) * result.rad + (a.mid.shape[-1] + 1) * units.flush + lost
+    return Ball(tau * result.mid, rad).stored(units)
 
 
-def _join(heads: Ball, repeats: int, units: Units) -> _Partial:
-    """Add up the repeats of each key/value head and join the heads: (B, H, length, d_k) to (B,
-    length, heads * d_k).
+def _join(heads: Ball, repeats: int, units: Units) -> Partial:
+    """Add up the repeats of each key/value head, (B, H, length, d_k), and lay heads side by side.
+
+    The result is (B, length, heads * d_k).
     """
     size = heads.size
     if repeats > 1:
         # rad += repeats u_s sum (|x| + rad x) + eta_s
         size = size.unflatten(1, (-1, repeats)).sum(2)
-        heads = Ball(*(part.unflatten(1, (-1, repeats)).sum(2) for part in (heads.mid, heads.rad)))
+        heads = heads.rearranged(lambda part: part.unflatten(1, (-1, repeats)).sum(2))
         heads = Ball(heads.mid, heads.rad + repeats * units.store * size + units.subnormal)
-    mid, rad, size = (part.transpose(1, 2).flatten(2) for part in (heads.mid, heads.rad, size))
-    return _Partial(Ball(mid, rad), size)
-
-
-def _projection_gradients(
-    problem: Problem, name: str, part: _Partial, allowed: Tensor, precision: Precision
-) -> dict[str, Ball]:
-    """Return the gradients of an input, of its projection, and of an extra key or value, by name,
-    from dQ, dK or dV.
-    """
-    config, role, source, found = problem.config, name[0], getattr(problem, name), {}
-    repeats = 1 if name == "query" else config.n_heads // config.kv_heads
-    units, (batch, _, queries, keys) = precision.units, problem.shape
-    if part.size.shape[1] > source.shape[1]:
-        if config.bias_kv:
-            extra = part[:, keys : keys + 1]
-            found[f"extra_{role}"] = _bias_gradient(
-                extra, batch * queries + batch * repeats, batch * repeats, units
-            )
-        part = part[:, :keys]
-    # Exactly 0 for a query without keys, and for a key that no query may attend to.
-    unused = ~allowed.any(1).any(2 if name == "query" else 1)[:, : source.shape[1], None]
-    if not config.projected:
-        return {name: Ball(part.ball.mid, part.ball.rad.masked_fill(unused, 0.0))}
-    # dW = dX^T x, db = sum dX, partial sums for each item, repeat and rank
-    pieces = batch * repeats * precision.rounding.ranks + precision.rounding.reductions
-    found[f"w_{role}"], found[f"b_{role}"] = _weight_gradients(
-        part, Ball.exact(source), pieces, units
-    )
-    # dx = dX W. One product may hold all projections of one tensor, and autograd may add them up
-    # head by head.
-    sharing = sum(getattr(problem, other) is source for other in INPUTS)
-    terms = sharing * (max(config.inner_width, config.context_width) + config.n_heads)
-    pieces = sharing * config.n_heads + precision.rounding.reductions
-    gradient = _input_gradient(part, getattr(problem.weights, f"w_{role}"), terms, pieces, units)
-    return found | {name: Ball(gradient.mid, gradient.rad.masked_fill(unused, 0.0))}
-
-
-def _input_gradient(d_y: _Partial, weight: Tensor, terms: int, pieces: int, units: Units) -> Ball:
-    """Return dx = dy W, (..., n), the gradient of a projection's input, for W (m, n).
-
-    terms: how many are added up. pieces: how many partial sums are stored.
-    """
-    # rad dx = (rad dy + r size) |W| + terms eta_a + pieces eta_s, where r is the error of the sum
-    matrix = weight.detach().double()
-    relative = units.partial_sums(terms, pieces)
-    rad = (
-        (d_y.ball.rad + relative * d_y.size) @ matrix.abs()
-        + terms * units.flush
-        + pieces * units.subnormal
-    )
-    return Ball(d_y.ball.mid @ matrix, rad).stored(units)
-
-
-def _weight_gradients(d_y: _Partial, x: Ball, pieces: int, units: Units) -> tuple[Ball, Ball]:
-    """Return dW = dy^T x, (m, n), and db = sum dy, (m,), of a projection with the input x, (B,
-    length, n).
-
-    The sums run over B * length. pieces: how many partial sums are stored.
-    """
-    ball, size, x = d_y.ball.flatten(0, 1), d_y.size.flatten(0, 1), x.flatten(0, 1)
-    # rad dW = |dy|^T rad x + (rad dy + r size)^T (|x| + rad x) + t eta_a + pieces eta_s, for t
-    # terms
-    terms = ball.mid.shape[0] + pieces
-    relative = units.partial_sums(terms, pieces)
-    spread, lost = (ball.rad + relative * size).mT, terms * units.flush + pieces * units.subnormal
-    matrix = Ball(ball.mid.mT @ x.mid, ball.mid.mT.abs() @ x.rad + spread @ x.size + lost)
-    return matrix.stored(units), Ball(ball.mid.sum(0), spread.sum(-1) + lost).stored(units)
-
-
-def _bias_gradient(d_y: _Partial, terms: int, pieces: int, units: Units) -> Ball:
-    """Return the sum of (B, length, m) over B * length, a sum of `terms` terms of which `pieces`
-    parts are stored.
-    """
-    ball, size = d_y.ball.flatten(0, 1), d_y.size.flatten(0, 1)
-    relative = units.partial_sums(terms, pieces)
-    lost = terms * units.flush + pieces * units.subnormal
-    return Ball(ball.mid.sum(0), (ball.rad + relative * size).sum(0) + lost).stored(units)
+    return Partial(heads.rearranged(side_by_side), side_by_side(size))

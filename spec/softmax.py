@@ -79,13 +79,8 @@ def softmax_of(heads: Heads, tau: float, precision: Precision) -> Softmax:
     w = (score_error + w_own).masked_fill(forbidden, 0.0)
     # log p_j = s_j - m - log sum_l exp(s_l - m)
     log_p = torch.log_softmax(s, -1).masked_fill(forbidden, float("-inf"))
-    # p^+_j = p_j exp(w_j), p^-_j = p_j exp(-w_j)
-    p, upper, lower = log_p.exp(), (log_p + w).exp(), (log_p - w).exp()
-    # A numerator that underflows is lost before the division, and the denominator is 1 / max_l
-    # p^+_l or more: lost = eta max_l p^+_l;  p^+_j += lost, p^-_j -= lost
-    eta = _lost_numerator(precision)
-    lost = (eta * row_max(upper).unsqueeze(-1)).masked_fill(forbidden, 0.0)
-    upper, lower = upper + lost, (lower - lost).clamp(min=0.0)
+    p, eta = log_p.exp(), _lost_numerator(precision)
+    upper, lower, lost = _numerators(log_p, w, eta, forbidden)
     least = lower.sum(-1, keepdim=True).clamp(min=own.flush)
     most = upper.sum(-1, keepdim=True).clamp(min=own.flush)
     # spread_j = max(p^+_j / sum_l p^-_l - p_j, p_j - p^-_j / sum_l p^+_l)
@@ -115,6 +110,18 @@ def softmax_of(heads: Heads, tau: float, precision: Precision) -> Softmax:
         max_score=found.max_score,
         slope=found.slope,
     )
+
+
+def _numerators(
+    log_p: Tensor, w: Tensor, eta: float, forbidden: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return p^+, p^-, and what a numerator loses that underflows, (B, H, L, S)."""
+    # p^+_j = p_j exp(w_j), p^-_j = p_j exp(-w_j)
+    upper, lower = (log_p + w).exp(), (log_p - w).exp()
+    # It is lost before the division, and the denominator is 1 / max_l p^+_l or more:
+    # lost = eta max_l p^+_l;  p^+_j += lost, p^-_j -= lost
+    lost = (eta * row_max(upper).unsqueeze(-1)).masked_fill(forbidden, 0.0)
+    return upper + lost, (lower - lost).clamp(min=0.0), lost
 
 
 def _lost_numerator(precision: Precision) -> float:
@@ -262,7 +269,7 @@ def own_rates(exponentials: Tensor, precision: Precision) -> tuple[float, Tensor
 
 
 def _stored_steps(own: Units, rounding: Rounding) -> float:
-    """Return u_s - u_a, which storing a step of the softmax adds to its roundoff, if it is stored."""
+    """Return u_s - u_a, which storing a step of the softmax adds to its roundoff, or 0."""
     return max(own.store - own.accumulate, 0.0) if rounding.softmax_stored else 0.0
 
 
