@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Literal, get_args
@@ -12,6 +12,8 @@ from mha.spec.dtypes import TRAITS
 from mha.spec.rounding import Rounding
 from mha.spec.scores import Alignment as Alignment
 from mha.spec.scores import Lse, Scores
+from mha.spec.sizes import Sizes as Sizes
+from mha.spec.sizes import smallest_from as smallest_from
 
 EmptyRow = Literal["zeros", "nan", "uniform", "error"]
 MASK_FORMS = ("bool", "float", "int")
@@ -34,149 +36,6 @@ BIASES: tuple[bool | str, ...] = (
 )
 
 
-def _positive_sizes(name: str, sizes: Collection[int]) -> frozenset[int]:
-    positive = isinstance(sizes, Collection) and all(
-        isinstance(size, int) and size > 0 for size in sizes
-    )
-    if not sizes or not positive:
-        raise ValueError(f"Sizes.{name} must be a set of positive integers, but is {sizes!r}")
-    return frozenset(sizes)
-
-
-def _positive_pairs(name: str, pairs: Collection[tuple[int, int]]) -> frozenset[tuple[int, int]]:
-    are_pairs = [isinstance(pair, tuple) and len(pair) == 2 for pair in pairs]
-    sizes = [size for pair in pairs if isinstance(pair, tuple) for size in pair]
-    if (
-        not pairs
-        or not all(are_pairs)
-        or not all(isinstance(size, int) and size > 0 for size in sizes)
-    ):
-        raise ValueError(
-            f"Sizes.{name} must be a set of pairs of positive integers, but is {pairs!r}"
-        )
-    return frozenset(pairs)
-
-
-COLLECTIONS_OF_SIZES: dict[str, Callable[[str, Any], frozenset[Any]]] = {
-    "n_heads": _positive_sizes,
-    "head_dims": _positive_sizes,
-    "head_dim_pairs": _positive_pairs,
-}
-
-
-def smallest_from(sizes: Collection[int], least: int) -> int:
-    """Return the smallest of these sizes that is at least `least`, or else the largest."""
-    return min((size for size in sizes if size >= least), default=max(sizes))
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The sizes that an implementation takes, such as those of a kernel. It is not called with
-    others.
-
-    n_heads, head_dims: the numbers of heads and the widths of a head; None for any.
-        head_dim_multiple, max_head_dim: of those widths, only multiples of this, and up to this.
-        length_multiple: L and S are multiples of this. max_length: the longest L and S; None for
-        any. head_dim_pairs: the widths (d_k, d_v) of queries and keys and of values, where these
-        may differ; None for any.
-
-    Raises ValueError for a size that is not positive, and if no width or length is left.
-
-    >>> kernel = Sizes(head_dims={64, 128}, length_multiple=16, max_length=2048)
-    >>> kernel.refused(n_heads=4, head_dim=32, lengths=(16, 32))
-    'the claims have head_dim 64 or 128, not 32'
-    """
-
-    n_heads: Collection[int] | None = None
-    head_dims: Collection[int] | None = None
-    length_multiple: int = 1
-    max_length: int | None = None
-    head_dim_multiple: int = 1
-    max_head_dim: int | None = None
-    head_dim_pairs: Collection[tuple[int, int]] | None = None
-
-    def __post_init__(self) -> None:
-        """Turn collections into frozensets; raise ValueError for sizes that no call can have."""
-        for name, read in COLLECTIONS_OF_SIZES.items():
-            if (sizes := getattr(self, name)) is not None:
-                object.__setattr__(self, name, read(name, sizes))
-        for name in ("length_multiple", "head_dim_multiple"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"Sizes.{name} must be positive, but is {getattr(self, name)!r}")
-        if self.head_dims is not None and not self._widths:
-            limit = (
-                "" if self.max_head_dim is None else f" up to max_head_dim ({self.max_head_dim})"
-            )
-            raise ValueError(
-                "none of Sizes.head_dims is a multiple of head_dim_multiple"
-                f" ({self.head_dim_multiple}){limit}"
-            )
-        if self.max_head_dim is not None and self.max_head_dim < self.head_dim_multiple:
-            raise ValueError(
-                f"Sizes.max_head_dim must be at least head_dim_multiple ({self.head_dim_multiple}),"
-                f" but is {self.max_head_dim}"
-            )
-        if self.max_length is not None and self.max_length < self.length_multiple:
-            raise ValueError(
-                f"Sizes.max_length must be at least length_multiple ({self.length_multiple}), but"
-                f" is {self.max_length}"
-            )
-
-    def refused(self, *, n_heads: int, head_dim: int, lengths: tuple[int, int]) -> str:
-        """Return why a call of these sizes is not claimed; empty if it is. lengths: L and S."""
-        for name, size, claimed in (
-            ("n_heads", n_heads, self.n_heads),
-            ("head_dim", head_dim, self.head_dims),
-        ):
-            if claimed is not None and size not in claimed:
-                return (
-                    f"the claims have {name} {' or '.join(map(str, sorted(claimed)))}, not {size}"
-                )
-        if head_dim % self.head_dim_multiple:
-            return (
-                f"the claims have a head_dim that is a multiple of {self.head_dim_multiple}, not"
-                f" {head_dim}"
-            )
-        if self.max_head_dim is not None and head_dim > self.max_head_dim:
-            return f"the claims have a head_dim up to {self.max_head_dim}, not {head_dim}"
-        for length in lengths:
-            if length % self.length_multiple:
-                return (
-                    f"the claims have lengths that are multiples of {self.length_multiple}, not"
-                    f" {length}"
-                )
-            if self.max_length is not None and length > self.max_length:
-                return f"the claims have lengths up to {self.max_length}, not {length}"
-        return ""
-
-    def fit_head_dim(self, width: int) -> int:
-        """Return the smallest claimed width of a head that is at least `width`, or else the
-        largest.
-
-        >>> Sizes(head_dim_multiple=2).fit_head_dim(3)
-        4
-        """
-        multiple = self.head_dim_multiple
-        if self.head_dims is not None:
-            return smallest_from(self._widths, width)
-        fitted = -(-width // multiple) * multiple
-        return (
-            fitted
-            if self.max_head_dim is None
-            else min(fitted, self.max_head_dim // multiple * multiple)
-        )
-
-    @property
-    def _widths(self) -> list[int]:
-        """Those of `head_dims` that the other fields leave."""
-        within = [each for each in self.head_dims or () if each % self.head_dim_multiple == 0]
-        return (
-            within
-            if self.max_head_dim is None
-            else [each for each in within if each <= self.max_head_dim]
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Claims:
     """What an implementation claims. A clause that needs more is reported as not claimed.
@@ -185,60 +44,70 @@ class Claims:
     heads.
 
     Inputs:
-        cross_attention: key and value may differ from query, and S from L. "memory": but key and value are one tensor.
-        masks: the forms of mask that it takes: "bool" (True = may attend), "float" (added to the scores), and "int" (1
-            and 0, in any dtype of integers, for True and False).
-        mask_ranks: the numbers of dimensions that a mask may have. 4, (B, H, L, S), is one of them; with fewer
-            dimensions, a mask is broadcast.
-        per_item_mask, per_head_mask, per_query_mask: masks may differ between the items of a batch, between heads,
-            between queries. An implementation that claims neither of the last two takes padding masks only.
-        joint_masks: masks may differ between items and between queries at once. Otherwise they are the AND of a padding
-            mask and a mask for all items, as where the two are separate arguments.
-        prefix_masks: a mask allows the first keys of a row and no others, as where it is given as their number.
-        always_causal: it is causal even when `is_causal` is not given, so only causal calls are made.
-        causal: the alignment of the causal mask when L != S; None if it takes no `is_causal` (clause CAU-3).
-        causal_with_mask: `is_causal` may be given beside a mask. Otherwise such a call raises (clause PTH-4), as in
-            `torch.nn.functional.scaled_dot_product_attention`.
+        cross_attention: key and value may differ from query, and S from L. "memory": but key and
+            value are one tensor.
+        masks: the forms of mask that it takes: "bool" (True = may attend), "float" (added to the
+            scores), and "int" (1 and 0, in any dtype of integers, for True and False).
+        mask_ranks: the numbers of dimensions that a mask may have. 4, (B, H, L, S), is one of them;
+            with fewer dimensions, a mask is broadcast.
+        per_item_mask, per_head_mask, per_query_mask: masks may differ between the items of a batch,
+            between heads, between queries. An implementation that claims neither of the last two
+            takes padding masks only.
+        joint_masks: masks may differ between items and between queries at once. Otherwise they are
+            the AND of a padding mask and a mask for all items, as where the two are separate
+            arguments.
+        prefix_masks: a mask allows the first keys of a row and no others, as where it is given as
+            their number.
+        always_causal: it is causal even when `is_causal` is not given, so only causal calls are
+            made.
+        causal: the alignment of the causal mask when L != S; None if it takes no `is_causal`
+            (clause CAU-3).
+        causal_with_mask: `is_causal` may be given beside a mask. Otherwise such a call raises
+            (clause PTH-4), as in `torch.nn.functional.scaled_dot_product_attention`.
         dtypes, devices: the dtypes and devices that it supports.
         sizes: the numbers of heads, head widths and lengths that it takes; see `Sizes`.
 
     Results:
         empty_row: the result of a query without an allowed key (clause MSK-8).
         returns_weights: it returns per-head weights on request.
-        scale: what the scores are multiplied by, if not 1/sqrt(d_k); 1.0 for scores that are not scaled.
+        scale: what the scores are multiplied by, if not 1/sqrt(d_k); 1.0 for scores that are not
+            scaled.
         scores: what a call may say about the scores, such as another scale; see `Scores`.
         lse: it returns the log-sum-exp of the scores on request; see `Lse`.
         gradients: its outputs can be differentiated.
         second_gradients: so can its gradients (clause GRD-9).
         weight_gradients: it gives the gradients of its weights, as a `mha.spec.Differentiable`.
         rounding: where it rounds; see `Rounding`.
-        retiles: its order of summation depends on the sizes or numbers of the problem. Equal bits and exact special
-            cases are then not required; results within twice the bound are.
+        retiles: its order of summation depends on the sizes or numbers of the problem. Equal bits
+            and exact special cases are then not required; results within twice the bound are.
 
     Configurations:
-        bias: the values of `Config.bias` that it can be built with: True, False, or the projections that have a bias,
-            such as "qvo".
-        dropout: it applies `Config.dropout` in training: True to the weights, "output" to the output, "both" to both,
-            "each" to the weights alone, as `Config.output_dropout` is for the output.
+        bias: the values of `Config.bias` that it can be built with: True, False, or the projections
+            that have a bias, such as "qvo".
+        dropout: it applies `Config.dropout` in training: True to the weights, "output" to the
+            output, "both" to both, "each" to the weights alone, as `Config.output_dropout` is for
+            the output.
         own_head_dim: `Config.d_head` may be given, so `n_heads` need not divide `d_model`.
         grouped_query: `Config.n_kv_heads` may be less than `n_heads` (clause GQA-1).
         multi_query: all heads share one key and value, so `Config.n_kv_heads` is always 1.
         kv_widths: `Config.kdim` and `Config.vdim` may differ from `d_model` (clause XAT-1).
         value_width: so may `Config.d_value` from the width of queries and keys (clause VAL-1).
-        extras: "bias_kv", "zero_key" and "length_first", which are fields of `Config`, and "unbatched", which means
-            inputs of two dimensions (clause PTH-5).
+        extras: "bias_kv", "zero_key" and "length_first", which are fields of `Config`, and
+            "unbatched", which means inputs of two dimensions (clause PTH-5).
 
     Uses:
-        decodes: it is a `mha.spec.Decoder` in every configuration that it claims (clause INC-1). "chunks": and takes
-            several new positions at once, against a cache too (clause INC-2).
+        decodes: it is a `mha.spec.Decoder` in every configuration that it claims (clause INC-1).
+            "chunks": and takes several new positions at once, against a cache too (clause INC-2).
         decodes_ragged: its `decode` takes `active`, so the items of a batch may differ in length.
-        cache_edits: what its caches may go through (clause INC-3): "reorder" by its `reorder_cache`, "crop" by its
-            `crop_cache`, "copy" by `copy.deepcopy`.
-        composes: what it works with: "compile", "export", "func", "autocast", "checkpoint", "deterministic" (the CMP
-            clauses).
-        split_keys: it is a `mha.spec.SplitKeys`, which merges a row from parts of its keys (clause LSE-2).
+        cache_edits: what its caches may go through (clause INC-3): "reorder" by its
+            `reorder_cache`, "crop" by its `crop_cache`, "copy" by `copy.deepcopy`.
+        composes: what it works with: "compile", "export", "func", "autocast", "checkpoint",
+            "deterministic" (the CMP clauses).
+        split_keys: it is a `mha.spec.SplitKeys`, which merges a row from parts of its keys (clause
+            LSE-2).
         memory: "linear" if its memory grows with L + S, not with L * S (clause MEM-1).
-        world_sizes: the numbers of ranks that it runs on, as a `mha.spec.Sharded` (the DST clauses); none by default.
+        world_sizes: the numbers of ranks that it runs on, as a `mha.spec.Sharded` (the DST
+            clauses); none by default.
 
     Raises ValueError for an unknown value, or for claims that contradict each other.
 
@@ -292,15 +161,11 @@ class Claims:
 
     @property
     def declares_softmax(self) -> bool:
-        """Whether anything is declared about how the softmax rounds; the default allows for all
-        that is right.
-        """
+        """Whether the profile is narrower than the default in how the softmax rounds."""
         return not (self.rounding.softmax_stored and self.rounding.log_normaliser)
 
     def __post_init__(self) -> None:
-        """Turn collections into frozensets; raise ValueError for an unknown value or a
-        contradiction.
-        """
+        """Turn collections into frozensets; raise ValueError for an unknown value."""
         sets: dict[str, tuple[Any, ...]] = {
             "masks": MASK_FORMS,
             "mask_ranks": RANKS,
@@ -312,22 +177,8 @@ class Claims:
             "extras": EXTRAS,
         }
         for name, known in sets.items():
-            claimed = getattr(self, name)
-            is_set = isinstance(claimed, Collection) and not isinstance(claimed, str)
-            if not is_set or not all(value in known for value in claimed):
-                raise ValueError(
-                    f"Claims.{name} must be a set of {', '.join(map(repr, known))}, but is"
-                    f" {claimed!r}"
-                )
-            object.__setattr__(self, name, frozenset(claimed))
-        sizes = self.world_sizes
-        if not isinstance(sizes, Collection) or not all(
-            type(size) is int and size > 0 for size in sizes
-        ):
-            raise ValueError(
-                f"Claims.world_sizes must be a set of positive integers, but is {sizes!r}"
-            )
-        object.__setattr__(self, "world_sizes", frozenset(sizes))
+            self._freeze(name, known)
+        self._freeze_world_sizes()
         self._require_consistency()
         self._require_types()
         choices = {
@@ -341,13 +192,32 @@ class Claims:
         for name, allowed in choices.items():
             value = getattr(self, name)
             if value not in allowed:
-                raise ValueError(
-                    f"Claims.{name} must be one of {', '.join(map(repr, allowed))}, but is"
-                    f" {value!r}"
-                )
+                words = ", ".join(map(repr, allowed))
+                raise ValueError(f"Claims.{name} must be one of {words}, but is {value!r}")
+
+    def _freeze(self, name: str, known: tuple[Any, ...]) -> None:
+        """Turn a collection of known values into a frozenset, or raise ValueError."""
+        claimed = getattr(self, name)
+        is_set = isinstance(claimed, Collection) and not isinstance(claimed, str)
+        if not is_set or not all(value in known for value in claimed):
+            words = ", ".join(map(repr, known))
+            raise ValueError(f"Claims.{name} must be a set of {words}, but is {claimed!r}")
+        object.__setattr__(self, name, frozenset(claimed))
+
+    def _freeze_world_sizes(self) -> None:
+        """Turn the numbers of ranks into a frozenset, or raise ValueError."""
+        sizes = self.world_sizes
+        if not isinstance(sizes, Collection) or not all(
+            type(size) is int and size > 0 for size in sizes
+        ):
+            raise ValueError(
+                f"Claims.world_sizes must be a set of positive integers, but is {sizes!r}"
+            )
+        object.__setattr__(self, "world_sizes", frozenset(sizes))
 
     def _require_consistency(self) -> None:
         """Raise ValueError for claims that contradict each other."""
+        needs_alignment = bool(self.scores.window or self.scores.alibi)
         contradictions = {
             "always_causal needs an alignment, but Claims.causal is None": (
                 self.always_causal and self.causal is None
@@ -362,9 +232,8 @@ class Claims:
                 self.multi_query and self.grouped_query
             ),
             **self._mask_contradictions(),
-            "scores has a window or ALiBi, which need an alignment: Claims.causal, or Scores.alignment": (
-                bool(self.scores.window or self.scores.alibi) and self.alignment is None
-            ),
+            "scores has a window or ALiBi, which need an alignment: Claims.causal, or"
+            " Scores.alignment": needs_alignment and self.alignment is None,
             "second_gradients needs Claims.gradients, but that is False": (
                 self.second_gradients and not self.gradients
             ),
@@ -374,9 +243,7 @@ class Claims:
                 raise ValueError(f"Claims.{message}")
 
     def _require_types(self) -> None:
-        """Raise ValueError for a scale that is not a number, and for a log-sum-exp that is not
-        described.
-        """
+        """Raise ValueError for a scale or a log-sum-exp of another type."""
         if not isinstance(self.lse, Lse | None):
             raise ValueError(f"Claims.lse must be an Lse, or None, but is {self.lse!r}")
         if self.scale is not None and not (

@@ -21,42 +21,54 @@ class Rounding:
     profile.
 
     What is stored:
-        scores_stored: scores are stored in the dtype of the inputs between steps, not in the accumulator's.
-        weights_stored: so are weights, or they are cast for their product with the values, as in FlashAttention.
-        softmax_stored: so are the differences, exponentials and sums of the softmax; each sum itself is accumulated in
-            the accumulator's dtype.
-        scaling_roundings: how many of query and key are rounded after being scaled, before their product: 0, 1 or 2.
-        heads_stored: the dtype in which projected queries, keys and values are stored, if it is not that of the inputs:
-            a float8 format, with a scale for each head, row or tile, at most twice what its largest number needs.
-            Gradients are those of the numbers before they are rounded.
-        partials_stored: over ranks, partial results are stored in the dtype of the inputs: the contexts of parts of a
-            row before they are merged and after each merge, and the parts of an output before and after each is added.
-            Parts of a gradient may be in any case. A merge is differentiated as a whole, or in the accumulator.
-        reductions: how many partial sums of a projection or a context are stored in the dtype of the inputs, and then
-            added to another one: one less than the parts into which a product is split, at most 64. Directed tests,
-            which have no model of them, are then not judged.
+        scores_stored: scores are stored in the dtype of the inputs between steps, not in the
+            accumulator's.
+        weights_stored: so are weights, or they are cast for their product with the values, as in
+            FlashAttention.
+        softmax_stored: so are the differences, exponentials and sums of the softmax; each sum
+            itself is accumulated in the accumulator's dtype.
+        scaling_roundings: how many of query and key are rounded after being scaled, before their
+            product: 0, 1 or 2.
+        heads_stored: the dtype in which projected queries, keys and values are stored, if it is not
+            that of the inputs: a float8 format, with a scale for each head, row or tile, at most
+            twice what its largest number needs. Gradients are those of the numbers before they are
+            rounded.
+        partials_stored: over ranks, partial results are stored in the dtype of the inputs: the
+            contexts of parts of a row before they are merged and after each merge, and the parts of
+            an output before and after each is added. Parts of a gradient may be in any case. A
+            merge is differentiated as a whole, or in the accumulator.
+        reductions: how many partial sums of a projection or a context are stored in the dtype of
+            the inputs, and then added to another one: one less than the parts into which a product
+            is split, at most 64. Directed tests, which have no model of them, are then not judged.
 
     Products and sums:
-        products: what becomes of float32 numbers before they are multiplied. "tf32" keeps 10 bits of the fraction,
-            rounded or not; "bf16" casts them to bfloat16; "bf16x3" multiplies each as the sum of two numbers in
-            bfloat16, and leaves out the product of the smaller ones. "ieee" leaves them as they are.
-        accumulator: "truncated" if the accumulator drops bits instead of rounding; "float16" if products of float16
-            are added up in float16.
-        mode: how casts to bfloat16 and float16 round. One that is not to nearest may be off by two unit roundoffs; one
-            that drops bits ("toward_zero") errs in one direction, and is not judged by directed tests.
-        flushes: results below the smallest normal number of the dtype become zero when they are stored.
+        products: what becomes of float32 numbers before they are multiplied. "tf32" keeps 10 bits
+            of the fraction, rounded or not; "bf16" casts them to bfloat16; "bf16x3" multiplies each
+            as the sum of two numbers in bfloat16, and leaves out the product of the smaller ones.
+            "ieee" leaves them as they are.
+        accumulator: "truncated" if the accumulator drops bits instead of rounding; "float16" if
+            products of float16 are added up in float16.
+        mode: how casts to bfloat16 and float16 round. One that is not to nearest may be off by two
+            unit roundoffs; one that drops bits ("toward_zero") errs in one direction, and is not
+            judged by directed tests.
+        flushes: results below the smallest normal number of the dtype become zero when they are
+            stored.
 
     The softmax:
-        exp_error: error of the exponential, in unit roundoffs of the accumulator (4 for 1 ulp, 40 for vectorised 20
-            ulp); at most 64, and in half precision at most 2^14.
-        log_normaliser: weights are computed as exp(score - z), with z the row's log-sum-exp, all in the accumulator, or
-            parts of a row are merged by their log-sum-exps (split keys). The sum of a row is then off by the rounding
-            of z, which grows with the scores, and by the errors of two exponentials.
-        softmax_in_float32: float64 scores are cast to float32 for the softmax; clause NUM-2 is then not claimed.
-        merges: how many times a partial result of a row is rescaled again when parts of the row are merged: at most one
-            less than there are parts. Over n ranks that hold the keys, n - 1 more are counted without being declared.
-        rescales: how many times at most an online softmax rescales a key's share because the maximum has grown: 0 for a
-            softmax over whole rows. None for as many as the scores of each row make it, read from either end.
+        exp_error: error of the exponential, in unit roundoffs of the accumulator (4 for 1 ulp, 40
+            for vectorised 20 ulp); at most 64, and in half precision at most 2^14.
+        log_normaliser: weights are computed as exp(score - z), with z the row's log-sum-exp, all in
+            the accumulator, or parts of a row are merged by their log-sum-exps (split keys). The
+            sum of a row is then off by the rounding of z, which grows with the scores, and by the
+            errors of two exponentials.
+        softmax_in_float32: float64 scores are cast to float32 for the softmax; clause NUM-2 is then
+            not claimed.
+        merges: how many times a partial result of a row is rescaled again when parts of the row are
+            merged: at most one less than there are parts. Over n ranks that hold the keys, n - 1
+            more are counted without being declared.
+        rescales: how many times at most an online softmax rescales a key's share because the
+            maximum has grown: 0 for a softmax over whole rows. None for as many as the scores of
+            each row make it, read from either end.
 
     ranks: over how many ranks partial results may be shared out. It is not declared: each case says
     so.
