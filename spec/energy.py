@@ -1,5 +1,4 @@
-"""The energy of an output's error: how large sum_i (y_i - y*_i)^2 may be, in dtypes that are
-narrower than float32.
+"""The energy of an output's error: how large sum_i (y_i - y*_i)^2 may be, in half precision.
 
 A bound on each element, and a projection on what a defect would do, both miss errors without a
 direction: sums that are kept in half precision, key by key, are no larger in any element than the
@@ -49,20 +48,22 @@ def explained_norm(graph: RoundingGraph, generator: torch.Generator) -> float:
 
     >>> from mha.spec import Claims, Config, Problem, Weights
     >>> from mha.spec.rounding_graph import rounding_graph
-    >>> config, x = Config(d_model=8, n_heads=2), torch.linspace(-2, 2, 80).reshape(2, 5, 8).bfloat16()
-    >>> graph = rounding_graph(Problem(config, Weights.random(config, 0, x.dtype), x, x, x), Claims())
+    >>> config = Config(d_model=8, n_heads=2)
+    >>> x = torch.linspace(-2, 2, 80).reshape(2, 5, 8).bfloat16()
+    >>> problem = Problem(config, Weights.random(config, 0, x.dtype), x, x, x)
+    >>> graph = rounding_graph(problem, Claims())
     >>> 0 < explained_norm(graph, torch.Generator()) < graph.output.norm()
     tensor(True)
     """
     gram, t = _gram(graph, generator), LAMBDA**2 / 2
+    # M, the mean of w^T C w; F, that of (w^T C v)^2 over pairs of different signs; and S, at most
+    # the root of the largest block's F
     diagonal = gram.diagonal(dim1=1, dim2=2)
-    of_items = (gram.square().sum((1, 2)) - diagonal.square().sum(1)) / (PROBES * (PROBES - 1))
-    mean, square, largest = (
-        float(diagonal.sum(0).mean()),
-        float(of_items.sum()),
-        math.sqrt(float(of_items.max())),
-    )
-    random = math.sqrt(mean + 2 * math.sqrt(square * t) + 2 * largest * t)
+    of_pairs = gram.square().sum((1, 2)) - diagonal.square().sum(1)
+    of_items = of_pairs / (PROBES * (PROBES - 1))
+    trace, square = float(diagonal.sum(0).mean()), float(of_items.sum())
+    largest = math.sqrt(float(of_items.max()))
+    random = math.sqrt(trace + 2 * math.sqrt(square * t) + 2 * largest * t)
     p, s, variance = graph.weights, graph.scores, graph.weights * graph.variance
     # d o / d log tau, and half of the second derivative of o by each score, at most
     scale = (p * (s - (p * s).sum(-1, keepdim=True))) @ graph.value
@@ -72,20 +73,27 @@ def explained_norm(graph: RoundingGraph, generator: torch.Generator) -> float:
 
 
 def _gram(graph: RoundingGraph, generator: torch.Generator) -> Tensor:
-    """Return w^T C v for all pairs of random signs w and v, for each item, (B, PROBES, PROBES); in
-    float32.
+    """Return w^T C v for all pairs of random signs w and v, for each item, in float32.
+
+    The shape is (B, PROBES, PROBES).
     """
     shape, narrow = graph.output.shape, graph.narrowed()
     drawn = torch.randint(0, 2, (PROBES, *shape), generator=generator).to(narrow.weights) * 2 - 1
     probes = [narrow.gradients(w.masked_fill(~graph.known, 0.0)) for w in drawn]
     total = graph.output.new_zeros(shape[0], PROBES, PROBES)
     for name, place in graph.places.items():
-        deviation, grams = _deviation(place, graph.store).float(), []
-        for form in zip(*(probe[name][0] for probe in probes), strict=True):
+        deviation = _deviation(place, graph.store).float()
+        first_uses = [probe[name][0] for probe in probes]
+        grams = list[Tensor]()
+        for form in zip(*first_uses, strict=True):
             moved = torch.stack([(g * deviation).flatten(1) for g in form], 1)
             grams.append(moved @ moved.mT)
-        total += max(grams, key=lambda gram: float(gram.diagonal(dim1=1, dim2=2).sum()))
+        total += max(grams, key=_trace)
     return total
+
+
+def _trace(gram: Tensor) -> float:
+    return float(gram.diagonal(dim1=1, dim2=2).sum())
 
 
 def _deviation(place: Place, store: float) -> Tensor:

@@ -1,5 +1,4 @@
-"""The rounding graph of attention: the exact forward pass, with each place where an implementation
-may store a number.
+"""The rounding graph of attention: the exact forward pass, with each place where it may round.
 
 The places, from `Rounding`: projected queries, keys and values, before and after the bias, and
 scaled; scores, as the product, scaled, and with a float mask; differences, exponentials and sums of
@@ -22,6 +21,7 @@ from torch import Tensor
 from mha.spec.bounds import row_max
 from mha.spec.claims import Claims
 from mha.spec.dtypes import torch_dtype, traits_of
+from mha.spec.heads import side_by_side
 from mha.spec.problem import Problem
 from mha.spec.rounding_places import Place, copies_of
 from mha.spec.softmax import normaliser_error, rescales_of
@@ -33,16 +33,24 @@ Uses = tuple[tuple[Tensor, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundingGraph:
-    """The exact forward pass of one problem in float64, with the places where an implementation may
-    round.
+    """The exact forward pass of one problem in float64, with its places. S counts extra keys.
 
-    output: y*, (B, L, D). weights: p, (B, H, L, S). scores: tau q.k, without a mask, (B, H, L, S).
-    query: (B, H, L, d_k). key, value: (B, H, S, d_k), each key/value head repeated for its query
-    heads. context: o, (B, H, L, d_k). w_o: (D, H * d_k). allowed: boolean (B, H, L, S). known:
-    boolean (B, L, 1), the rows with a key in every head; the others follow a policy, and no
-    direction has a part in them. variance: W^2, (B, H, L, S). places: by name, as in `gradients`.
-    kv_heads: how many key/value heads there are. tau: the scale. tau_error: its relative error, if
-    it is stored. store: u_s. S counts extra keys.
+    output: y*, (B, L, D).
+    weights: p, (B, H, L, S).
+    scores: tau q.k, without a mask, (B, H, L, S).
+    query: (B, H, L, d_k).
+    key, value: (B, H, S, d_k), each key/value head repeated for its query heads.
+    context: o, (B, H, L, d_k).
+    w_o: (D, H * d_k).
+    allowed: boolean (B, H, L, S).
+    known: boolean (B, L, 1), the rows with a key in every head; the others follow a policy, and no
+        direction has a part in them.
+    variance: W^2, (B, H, L, S).
+    places: by name, as in `gradients`.
+    kv_heads: how many key/value heads there are.
+    tau: the scale.
+    tau_error: its relative error, if it is stored.
+    store: u_s.
     """
 
     output: Tensor
@@ -69,29 +77,28 @@ class RoundingGraph:
 
     def output_of(self, contexts: Tensor) -> Tensor:
         """Return what contexts (B, H, L, d_k) add to the output: W_o times them, (B, L, D)."""
-        return contexts.transpose(1, 2).flatten(2) @ self.w_o.T
+        return side_by_side(contexts) @ self.w_o.T
 
     def gradients(self, w: Tensor) -> dict[str, Uses]:
-        """Return d<w, y*> / dx for the numbers x of each place, by name: the backward pass, in
-        closed form.
+        """Return d<w, y*> / dx for each place, by name: the backward pass, in closed form.
 
         A stored weight has two: where the sum of a row is of the stored numbers, it counts as v_j -
         o, else as v_j.
         """
         heads, p = self.context.shape[1], self.weights
-        # g_o = w W_o;  c_j = g_o.v_j;  g_s = p_j (c_j - g_o.o);  g_q = tau sum_j g_s k_j
+        shared = (self.kv_heads, heads // self.kv_heads)
+        # g_o = w W_o;  c_j = g_o.v_j;  g_s = p_j (c_j - g_o.o)
         g_o = (w @ self.w_o).unflatten(-1, (heads, -1)).transpose(1, 2)
-        c, mean = (
-            (g_o @ self.value.mT).masked_fill(p == 0, 0.0),
-            (g_o * self.context).sum(-1, keepdim=True),
-        )
+        c = (g_o @ self.value.mT).masked_fill(p == 0, 0.0)
+        mean = (g_o * self.context).sum(-1, keepdim=True)
         exponential = (c - mean).masked_fill(p == 0, 0.0)
         g_s = p * exponential
-        shared = (self.kv_heads, heads // self.kv_heads)
+        # g_q = tau sum_j g_s k_j, and so on; a key/value head gets those of all its query heads
+        g_k, g_v = self.tau * g_s.mT @ self.query, p.mT @ g_o
         return {
             "query": ((self.tau * g_s @ self.key,),),
-            "key": (((self.tau * g_s.mT @ self.query).unflatten(1, shared).sum(2),),),
-            "value": (((p.mT @ g_o).unflatten(1, shared).sum(2),),),
+            "key": ((g_k.unflatten(1, shared).sum(2),),),
+            "value": ((g_v.unflatten(1, shared).sum(2),),),
             "score": ((g_s,),),
             "exponential": ((exponential,),),
             "sum": ((mean,),),
@@ -102,12 +109,14 @@ class RoundingGraph:
 
 
 def rounding_graph(problem: Problem, claims: Claims) -> RoundingGraph:
-    """Return the graph of a problem; raise ValueError for a dtype that is not narrower than its
-    accumulator.
+    """Return the graph of a problem.
+
+    Raises ValueError for a dtype that is not narrower than its accumulator.
 
     >>> from mha.spec import Config, Weights
     >>> config, x = Config(d_model=8, n_heads=2), torch.ones(2, 5, 8).bfloat16()
-    >>> rounding_graph(Problem(config, Weights.random(config, 0, x.dtype), x, x, x), Claims()).output.shape
+    >>> problem = Problem(config, Weights.random(config, 0, x.dtype), x, x, x)
+    >>> rounding_graph(problem, Claims()).output.shape
     torch.Size([2, 5, 8])
     """
     if not traits_of(problem.query.dtype).half:
@@ -116,9 +125,7 @@ def rounding_graph(problem: Problem, claims: Claims) -> RoundingGraph:
 
 
 class _Maker:
-    """Solves a problem in float64, and notes each place where a number may be stored, from
-    `Rounding` and the dtype.
-    """
+    """Solves a problem in float64, and notes each place where a number may be stored."""
 
     def __init__(self, problem: Problem, claims: Claims) -> None:
         self.problem, self.claims, self.rounding = problem, claims, claims.rounding
@@ -136,7 +143,7 @@ class _Maker:
         scores = self._scores(query, (k, bare))
         p = self._softmax(scores, self._mask(scores, allowed), allowed)
         context = self._context(p, v, allowed)
-        output, bare_output = self._linear("output", context.transpose(1, 2).flatten(2), "o")
+        output, bare_output = self._linear("output", side_by_side(context), "o")
         self._parts(p, v, context, bare_output)
         return RoundingGraph(
             output=output,
@@ -172,19 +179,14 @@ class _Maker:
         def arrange(y: Tensor) -> Tensor:
             if role == "o":
                 return y
-            return F.pad(
-                y.unflatten(-1, (-1, self.config.width_of(role))).transpose(1, 2), (0, 0, 0, grow)
-            )
+            heads = y.unflatten(-1, (-1, self.config.width_of(role))).transpose(1, 2)
+            return F.pad(heads, (0, 0, 0, grow))
 
         x = x.detach().double()
         if not self.config.projected:
             return arrange(x), arrange(x)
         product, size = x @ matrix.T, x.abs() @ matrix.abs().T
-        shift = (
-            torch.zeros(len(matrix), dtype=x.dtype, device=x.device)
-            if bias is None
-            else bias.detach().double()
-        )
+        shift = x.new_zeros(len(matrix)) if bias is None else bias.detach().double()
         y, bare = arrange(product + shift), arrange(product)
         copies = copies_of(bare)
         self._stored(name, copies, (bare, 1.0))
@@ -194,12 +196,16 @@ class _Maker:
         return y, bare
 
     def _parts(self, p: Tensor, value: Tensor, context: Tensor, output: Tensor) -> None:
-        """Note what ranks store before they merge contexts, or add up outputs: each part, and all
-        sums but the last.
+        """Note what ranks store before they merge contexts, or add up outputs.
+
+        That is each part, and all sums but the last.
         """
         ranks, lost = self.rounding.ranks, self.units.subnormal + self.units.flush
         if ranks == 1 or not self.rounding.partials_stored:
             return
+        stores = 2 * (ranks - 1)
+        span = p @ value.abs()
+        self.places["context"].store_parts(copies_of(context), context, span, stores, lost)
         matrix, bias = (getattr(self.problem.weights, name) for name in ("w_o", "b_o"))
         heads = matrix.detach().double().unflatten(1, (context.shape[1], -1)).transpose(0, 1)
         span = (context @ heads.mT).abs().sum(1)
@@ -207,8 +213,7 @@ class _Maker:
             whole = bias.detach().double().expand_as(output)
             self._stored("output", copies_of(whole), (whole / ranks, 1 / ranks))
             output, span = output + whole, span + whole.abs()
-        for name, x, size in (("context", context, p @ value.abs()), ("output", output, span)):
-            self.places[name].store_parts(copies_of(x), x, size, 2 * (ranks - 1), lost)
+        self.places["output"].store_parts(copies_of(output), output, span, stores, lost)
 
     def _query(self) -> Tensor:
         query, _ = self._linear("query", self.problem.query, "q")
@@ -217,8 +222,9 @@ class _Maker:
         return query
 
     def _pair(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return the keys or values with the extra ones, and the same without their bias if that
-        may be left out.
+        """Return the keys or values with the extra ones, and the same without their bias.
+
+        The second is the first where the bias may not be left out.
         """
         config, given = self.config, self.problem.weights
         y, bare = self._linear(name, getattr(self.problem, name), name[0], config.extra_keys)
@@ -228,21 +234,18 @@ class _Maker:
                 extra: Tensor = getattr(given, f"extra_{name[0]}")
                 y[:, :, own] = extra.detach().double().unflatten(0, (-1, config.width_of(name[0])))
             bare = y
-        forms = (y, bare) if name == "key" else (y,)
         if name == "key":
-            self._scaled(name, *forms)
-        self._quantised(name, *forms)
+            self._scaled(name, y, bare)
+            self._quantised(name, y, bare)
+        else:
+            self._quantised(name, y)
         return y, bare
 
     def _quantised(self, name: str, *forms: Tensor) -> None:
-        """Note that queries, keys or values are stored in float8, and then in the dtype again, if
-        that is declared.
-        """
+        """Note that heads are stored in float8, and then in the dtype again, if it is declared."""
         if self.rounding.heads_stored:
-            copies = copies_of(forms[0])
-            self.places[name].quantise(
-                torch_dtype(self.rounding.heads_stored), self.units.store, copies, *forms
-            )
+            copies, dtype = copies_of(forms[0]), torch_dtype(self.rounding.heads_stored)
+            self.places[name].quantise(dtype, self.units.store, copies, *forms)
             self._stored(name, copies, *((x, 1.0) for x in forms))
 
     def _scaled(self, name: str, *forms: Tensor) -> None:
@@ -252,24 +255,23 @@ class _Maker:
             # Inputs are exact, and many of them equal: how they round together is known, and
             # `Place.moves` has it.
             copies = copies_of(forms[0]) if self.config.projected else torch.ones_like(forms[0])
-            self._stored(name, copies, *((factor * x, factor) for x in forms for factor in factors))
+            self._stored(name, copies, *((f * x, f) for x in forms for f in factors))
 
     def _scores(self, query: Tensor, keys: tuple[Tensor, Tensor]) -> Tensor:
         """Return tau q.k; both the product and the scaled product may be stored."""
         both = [self.tau * query @ key.mT for key in keys]
         if self.rounding.scores_stored:
             copies, scaled = copies_of(both[0]), [(s, 1.0) for s in both]
-            self._stored("score", copies, *scaled, *((s / self.tau, 1 / self.tau) for s in both))
+            products = [(s / self.tau, 1 / self.tau) for s in both]
+            self._stored("score", copies, *scaled, *products)
             self._stored("score", copies, *scaled)
         size = torch.stack([query.abs() @ key.abs().mT for key in keys]).amax(0)
         self.places["score"].own += self.units.gamma(query.shape[-1] + 4) * abs(self.tau) * size
-        self.largest = (
-            torch.stack(both).abs().amax((0, -1)) if both[0].shape[-1] else both[0].sum(-1)
-        )
+        self.largest = torch.stack([row_max(s.abs()) for s in both]).amax(0)
         return both[0]
 
     def _mask(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        """Return the scores with the mask, -infinity where it forbids; of an empty row, any serve."""
+        """Return the scores with the mask, -infinity where it forbids; 0 in an empty row."""
         mask = self.problem.mask
         if mask is not None and mask.is_floating_point():
             bias = F.pad(mask.double().expand(self.problem.shape), (0, self.config.extra_keys))
@@ -277,12 +279,11 @@ class _Maker:
             scores, self.largest = scores + bias, self.largest + row_max(bias.abs())
             self.places["score"].own += self.units.accumulate * (scores.abs() + 2 * bias.abs())
             if self.rounding.scores_stored:
-                stored = bias.to(self.dtype).double() != bias
-                self._stored("score", copies_of(bias), (bias.where(stored, 0.0), 1.0))
+                rounds = bias.to(self.dtype).double() != bias
+                self._stored("score", copies_of(bias), (bias.where(rounds, 0.0), 1.0))
                 self._stored("score", copies_of(scores), (scores, 1.0))
-        return scores.masked_fill(~allowed, -math.inf).masked_fill(
-            ~allowed.any(-1, keepdim=True), 0.0
-        )
+        empty = ~allowed.any(-1, keepdim=True)
+        return scores.masked_fill(~allowed, -math.inf).masked_fill(empty, 0.0)
 
     def _softmax(self, scores: Tensor, masked: Tensor, allowed: Tensor) -> Tensor:
         """Return the weights p; see `mha.spec.core` for what a softmax may be wrong by."""
@@ -305,10 +306,9 @@ class _Maker:
             self._stored("exponential", copies, (e.where(e != 1, 0.0), total))
             self._stored("sum", copies_of(total), (total.where(total != 1, 0.0), total))
         if rounding.weights_stored:
-            others = p != 1
-            self._stored(
-                "weight", copies, (p.where(others, 0.0), 1.0), (e.where(others, 0.0), total)
-            )
+            rounds = p != 1
+            forms = (p.where(rounds, 0.0), 1.0), (e.where(rounds, 0.0), total)
+            self._stored("weight", copies, *forms)
         return p
 
     def _context(self, p: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
@@ -324,19 +324,16 @@ class _Maker:
         return context
 
     def _variance(self, query: Tensor, key: Tensor, repeats: int) -> Tensor:
-        """Return W^2, (B, H, L, S): what each store does to a log-weight, squared, and summed over
-        all of them.
+        """Return W^2, (B, H, L, S): what each store does to a log-weight, squared, and summed.
 
-        Not the square of all of them together: independent errors add up so, and a score is a sum
-        of many.
+        It is not the square of their sum: independent errors add up so, and a score is a sum of
+        many.
         """
         of_query = self.places["query"].squares(query)
-        of_key = self.places["key"].squares(key[:, ::repeats])
-        of_scores = (
-            of_query @ key.square().mT + query.square() @ of_key.repeat_interleave(repeats, 1).mT
-        )
+        of_key = self.places["key"].squares(key[:, ::repeats]).repeat_interleave(repeats, 1)
+        of_products = of_query @ key.square().mT + query.square() @ of_key.mT
         stored = self.places["score"].square + (2.0 if self.rounding.softmax_stored else 0.0)
-        return self.units.store**2 * (self.tau**2 * of_scores + stored)
+        return self.units.store**2 * (self.tau**2 * of_products + stored)
 
     def _tau_error(self) -> float:
         """Return the relative error of a scale, or of a divisor, that is stored in the dtype."""
