@@ -206,6 +206,8 @@ class _Maker:
         stores = 2 * (ranks - 1)
         span = p @ value.abs()
         self.places["context"].store_parts(copies_of(context), context, span, stores, lost)
+        if not self.config.projected:
+            return  # The output is the contexts: nothing is added up.
         matrix, bias = (getattr(self.problem.weights, name) for name in ("w_o", "b_o"))
         heads = matrix.detach().double().unflatten(1, (context.shape[1], -1)).transpose(0, 1)
         span = (context @ heads.mT).abs().sum(1)

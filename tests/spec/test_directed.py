@@ -340,6 +340,16 @@ def test_extra_keys_and_a_float_mask_have_their_places() -> None:
     )
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_outputs_of_a_kernel_over_ranks_are_not_added_up(bias: bool) -> None:
+    config, x = Config(d_model=6, n_heads=2, bias=bias), torch.ones(1, 3, 6).bfloat16()
+    problem = Problem(config, Weights.random(config, 0, x.dtype), x, x, x).of_heads()
+    graph = rounding_graph(problem, Claims(rounding=Rounding(ranks=3)))
+    assert "output" not in graph.places
+    # The contexts themselves, and 2 (ranks - 1) partial ones
+    assert sum(times for times, _ in graph.places["context"].moves) == 1 + 4
+
+
 def test_wide_dtypes_have_no_graph() -> None:
     with pytest.raises(ValueError, match=r"half precision, not for torch\.float32"):
         rounding_graph(Case().problem(), Claims())
