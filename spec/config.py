@@ -18,18 +18,18 @@ class Config:
     n_kv_heads: number of key/value heads; None means `n_heads`.
     kdim, vdim: widths of key and value; None means `d_model`.
     bias: whether the four projections have a bias vector, or which of them have one, such as "qvo".
-    dropout: probability, in [0, 1], of dropping a weight in training. output_dropout: that of
-        dropping an element of the output, where it may be another one (`Claims.dropout` is "each");
-        None for the same.
+    dropout: probability, in [0, 1], of dropping a weight in training.
     bias_kv: a learned key and value, `Weights.extra_k` and `extra_v`, are appended to those of the
         input, visible to every query.
     zero_key: a key and value of zeros are appended after those, visible to every query.
     length_first: tensors are (length, batch, width) instead of (batch, length, width).
     d_head: width of one head; None means d_model / n_heads.
-    d_value: width of the values of one head; None means that of its queries and keys.
+    output_dropout: probability of dropping an element of the output, where it may be another one
+        (`Claims.dropout` is "each"); None for the same.
     projected: whether there are projections. Without them, as in a kernel, query, key and value are
         their heads side by side, (B, length, heads * d_k), values (B, length, heads * d_v), and the
         output is the contexts, side by side.
+    d_value: width of the values of one head; None means that of its queries and keys.
 
     >>> config = Config(d_model=12, n_heads=3, n_kv_heads=1, kdim=7)
     >>> config.head_dim, config.kv_heads, config.key_width, config.value_width
@@ -58,7 +58,7 @@ class Config:
 
     @property
     def dropout_of_output(self) -> float:
-        """The probability of dropping an element of the output, where an implementation drops any."""
+        """The probability of dropping an element of the output, for what drops any."""
         return self.dropout if self.output_dropout is None else self.output_dropout
 
     @property
@@ -73,9 +73,7 @@ class Config:
 
     @property
     def value_dim(self) -> int:
-        """Width of the values of one head, d_v, and of its context: `d_value`, or `head_dim` if
-        that is None.
-        """
+        """Width of the values of one head, d_v, and of its context: `d_value` or `head_dim`."""
         return self.head_dim if self.d_value is None else self.d_value
 
     @property
@@ -127,8 +125,7 @@ class Config:
         return int(self.bias_kv) + int(self.zero_key)
 
     def validate(self) -> None:
-        """Raise ValueError, naming the numbers, if this configuration is invalid (clauses CFG-1 to
-        CFG-6).
+        """Raise ValueError if this configuration is invalid (clauses CFG-1 to CFG-6).
 
         >>> Config(d_model=10, n_heads=3).validate()
         Traceback (most recent call last):

@@ -1,5 +1,6 @@
-"""The floating-point dtypes that are judged, with what differs between them. A new dtype is one row
-of `TRAITS`.
+"""The floating-point dtypes that are judged, with what differs between them.
+
+A new dtype is one row of `TRAITS`.
 
 The table names dtypes as torch does, and needs no torch: the command line reads it before torch is
 imported.
@@ -98,8 +99,9 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def computable(x: Tensor) -> Tensor:
-    """Return a floating-point tensor in the dtype in which torch can compute on it; the tensor
-    itself if it can.
+    """Return a floating-point tensor in a dtype in which torch can compute on it.
+
+    That is the tensor itself if it can.
 
     >>> import torch
     >>> computable(torch.ones(2, dtype=torch.float16)).dtype
@@ -110,13 +112,15 @@ def computable(x: Tensor) -> Tensor:
 
 
 def in_tf32(x: Tensor, added: int = 0) -> Tensor:
-    """Return numbers of float32 without the last 13 of their 23 bits, as TF32 units take them, in
-    the dtype of x.
+    """Return numbers of float32 without the last 13 of their 23 bits, as TF32 units take them.
+
+    They are in the dtype of x.
 
     added: to the bits before, in units of the last one: 1 << 12 rounds to the nearest number.
 
     >>> import torch
-    >>> in_tf32(torch.tensor([1 + 2.0**-11])), in_tf32(torch.tensor([1 + 2.0**-11]), 1 << 12) > 1
+    >>> x = torch.tensor([1 + 2.0**-11])
+    >>> in_tf32(x), in_tf32(x, 1 << 12) > 1
     (tensor([1.]), tensor([True]))
     """
     import torch  # not above: see the docstring of this module

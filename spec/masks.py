@@ -36,16 +36,17 @@ def to_convention(mask: Tensor, convention: MaskConvention, dtype: torch.dtype) 
         return mask
     if convention == "drop":
         return ~mask
-    return (
-        computable(torch.zeros_like(mask, dtype=dtype)).masked_fill(~mask, float("-inf")).to(dtype)
-    )
+    zeros = computable(torch.zeros_like(mask, dtype=dtype))
+    return zeros.masked_fill(~mask, float("-inf")).to(dtype)
 
 
 def form_of(mask: Tensor) -> str:
     """Return the form of a mask, of `mha.spec.claims.MASK_FORMS`; "" for a complex one."""
     if mask.dtype in INTEGERS:
         return "int"
-    return "bool" if mask.dtype == torch.bool else "float" if mask.is_floating_point() else ""
+    if mask.dtype == torch.bool:
+        return "bool"
+    return "float" if mask.is_floating_point() else ""
 
 
 def causal_mask(
@@ -76,8 +77,8 @@ def window_mask(
 ) -> Tensor:
     """Return the boolean (L, S) mask of a window, True where query i may attend to key j.
 
-    queries, keys: L and S. bounds: how many keys before and after its own place a query sees, None
-        for all of them.
+    queries, keys: L and S.
+    bounds: how many keys before and after its own place a query sees, None for all of them.
     alignment: of that place, as for `causal_mask`, which is the window (None, 0).
 
     >>> window_mask(2, 4, (1, 0), "bottom_right").int()
@@ -99,7 +100,8 @@ def alibi_bias(
 ) -> Tensor:
     """Return the bias (H, L, S) of slopes, one for each head, in float64; see `mha.spec.Alibi`.
 
-    queries, keys: L and S. alignment: of the query's place among the keys, as for `causal_mask`.
+    queries, keys: L and S.
+    alignment: of the query's place among the keys, as for `causal_mask`.
 
     >>> alibi_bias((0.5,), "symmetric", 2, 3, "top_left")
     tensor([[[-0.0000, -0.5000, -1.0000],
@@ -125,4 +127,6 @@ def join_causal(mask: Tensor | None, causal: Tensor) -> Tensor:
     """
     if mask is None:
         return causal
-    return mask.masked_fill(~causal, float("-inf")) if mask.is_floating_point() else mask * causal
+    if mask.is_floating_point():
+        return mask.masked_fill(~causal, float("-inf"))
+    return mask * causal

@@ -23,18 +23,22 @@ INPUTS = ("query", "key", "value")
 class Problem:
     """The inputs of one call, with the configuration and the weights of the attention.
 
-    query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim). Two of them may be the same tensor.
+    query: (B, L, D).
+    key: (B, S, kdim), perhaps the same tensor as another one.
+    value: (B, S, vdim), the same.
     options: what the call says beside the inputs; the causal mask has the alignment that the
         implementation claims.
     square: whether there must be a query for each key, as where they are heads of one sequence.
 
     >>> config, x = Config(d_model=6, n_heads=2), torch.ones(1, 5, 6)
-    >>> problem = Problem(config, Weights.random(config, seed=0, dtype=x.dtype), query=x[:, :3], key=x, value=x)
+    >>> weights = Weights.random(config, seed=0, dtype=x.dtype)
+    >>> problem = Problem(config, weights, query=x[:, :3], key=x, value=x)
     >>> problem.shape
     (1, 2, 3, 5)
     >>> list(problem.distinct())
     ['query', 'key']
-    >>> problem.change(mask=torch.tensor([[True], [False], [True]])).empty_rows(None).flatten().tolist()
+    >>> masked = problem.change(mask=torch.tensor([[True], [False], [True]]))
+    >>> masked.empty_rows(None).flatten().tolist()
     [False, True, False, False, True, False]
     """
 
@@ -47,30 +51,30 @@ class Problem:
     square: bool = False
 
     def change(self, **fields: Any) -> Problem:
-        """Return a copy with some fields replaced; those of options and weights too, as in
-        `change(mask=..., w_q=...)`.
+        """Return a copy with some fields replaced, those of options and weights too.
 
-        Without projections, a change of those of an input is one of the input. Raises ValueError
-        for one of the output's.
+        An example is `change(mask=..., w_q=...)`. Without projections, a change of those of an
+        input is one of the input. Raises ValueError for one of the output's.
         """
-        parts = {
-            name: fields.pop(name) for name in list(fields) if name in Weights.__dataclass_fields__
-        }
-        options = {
-            name: fields.pop(name) for name in list(fields) if name in Options.__dataclass_fields__
-        }
-        if options:
-            fields["options"] = fields.get("options", self.options).change(**options)
+        of_weights, of_options = dict[str, Any](), dict[str, Any]()
+        for name in list(fields):
+            if name in Weights.__dataclass_fields__:
+                of_weights[name] = fields.pop(name)
+            elif name in Options.__dataclass_fields__:
+                of_options[name] = fields.pop(name)
+        if of_options:
+            fields["options"] = fields.get("options", self.options).change(**of_options)
         changed = replace(self, **fields)
-        if not parts:
+        if not of_weights:
             return changed
         if self.config.projected:
-            return replace(changed, weights=replace(changed.weights, **parts))
-        return changed._with_projected_inputs(parts)
+            return replace(changed, weights=replace(changed.weights, **of_weights))
+        return changed._with_projected_inputs(of_weights)
 
     def of_heads(self) -> Problem:
-        """Return the attention of the projected heads, side by side and rounded to the dtype,
-        without projections.
+        """Return the same attention without projections: its inputs are the projected heads.
+
+        They are side by side, and rounded to the dtype.
         """
         config = self.config.of_heads()
         weights = Weights.identity(config, self.query.dtype, self.query.device)
@@ -79,9 +83,7 @@ class Problem:
         return replace(self, config=config, weights=weights, query=query, key=key, value=value)
 
     def _with_projected_inputs(self, parts: dict[str, Tensor | None]) -> Problem:
-        """Return a problem without projections whose inputs are what these projections would make
-        of them.
-        """
+        """Return a problem without projections whose inputs are what these would make of them."""
         known = dict(self.weights.named())
         for name in ("w_o", "b_o"):
             changed = parts.get(name)
@@ -89,29 +91,21 @@ class Problem:
                 raise ValueError(f"{name} cannot be changed where there are no projections")
         given = {name: x for name, x in parts.items() if x is not None and name[-1] != "o"}
         roles = {name[-1] for name in given}
-        query, key, value = (
-            (
-                _projected(getattr(self, name), known | given, name[0])
-                if name[0] in roles
-                else getattr(self, name)
-            )
-            for name in INPUTS
-        )
-        return replace(self, query=query, key=key, value=value)
+        inputs = {name: getattr(self, name) for name in INPUTS}
+        for name, x in inputs.items():
+            if name[0] in roles:
+                inputs[name] = _projected(x, known | given, name[0])
+        return replace(self, **inputs)
 
     def map_inputs(self, change: Callable[[Tensor], Tensor]) -> Problem:
-        """Return a copy with query, key and value changed; inputs that are the same tensor stay the
-        same tensor.
-        """
+        """Return a copy with query, key and value changed; one tensor stays one tensor."""
         distinct = {id(tensor): tensor for tensor in (self.query, self.key, self.value)}
         changed = {identity: change(tensor) for identity, tensor in distinct.items()}
         query, key, value = (changed[id(tensor)] for tensor in (self.query, self.key, self.value))
         return replace(self, query=query, key=key, value=value)
 
     def cpu(self) -> Problem:
-        """Return the problem on the CPU, itself if it is there; inputs that are one tensor stay one
-        tensor.
-        """
+        """Return the problem on the CPU, itself if it is there; one tensor stays one tensor."""
         if self.query.device.type == "cpu":
             return self
         weights = self.weights.to(self.weights.w_q.dtype, "cpu")
@@ -119,9 +113,7 @@ class Problem:
         return self.map_inputs(torch.Tensor.cpu).change(weights=weights, mask=mask)
 
     def distinct(self, names: Sequence[str] = INPUTS) -> dict[str, Tensor]:
-        """Return these inputs by name; inputs that are the same tensor appear once, under the first
-        of their names.
-        """
+        """Return these inputs by name, a tensor once, under the first of its names."""
         by_identity: dict[int, tuple[str, Tensor]] = {}
         for name in names:
             tensor = getattr(self, name)
@@ -129,25 +121,17 @@ class Problem:
         return dict(by_identity.values())
 
     def call(self, attention: Callable[..., Any]) -> Any:
-        """Return what an attention gives for these inputs and options; configuration and weights
-        are its own.
-        """
+        """Return what an attention with this configuration and these weights gives."""
         return attention(self.query, self.key, self.value, **self.options.arguments)
 
     def scale(self, claims: Claims) -> float:
-        """Return what the scores are multiplied by: what the call says, or else the scale that is
-        claimed.
-        """
-        return (
-            claims.scale_for(self.config.head_dim)
-            if self.options.scale is None
-            else self.options.scale
-        )
+        """Return the scale of the call, or else the scale that is claimed."""
+        if self.options.scale is None:
+            return claims.scale_for(self.config.head_dim)
+        return self.options.scale
 
     def alibi_bias(self, claims: Claims) -> Tensor:
-        """Return the bias of the slopes of the call, (H, L, S), in float64, in the form that is
-        claimed.
-        """
+        """Return the bias of the slopes of the call, (H, L, S), in float64, in its claimed form."""
         _, _, queries, keys = self.shape
         declared, slopes = claims.scores.alibi, self.options.alibi
         if declared is None or slopes is None:
@@ -179,42 +163,41 @@ class Problem:
 
     @property
     def output_shape(self) -> torch.Size:
-        """The shape of the output: that of the query or, without projections, of the contexts side
-        by side.
-        """
+        """The shape of the output: of the query or, without projections, of the contexts."""
         if self.config.projected:
             return self.query.shape
         return torch.Size((*self.query.shape[:-1], self.config.context_width))
 
     def allowed(self, alignment: Alignment | None) -> Tensor:
-        """Return which query may attend to which key, boolean (B, H, L, S), by mask, causal mask
-        and window together.
+        """Return which query may attend to which key, boolean (B, H, L, S).
 
-        alignment: that of the causal mask and of the window. Raises ValueError if it is None and
-        there is one of these.
+        That is by mask, causal mask and window together.
+
+        alignment: that of the causal mask and of the window.
+
+        Raises ValueError if it is None and there is one of these.
         """
         _, _, queries, keys = self.shape
-        if alignment is None and (self.is_causal or self.options.window):
+        device, window = self.query.device, self.options.window
+        if alignment is None and (self.is_causal or window):
             raise ValueError(
                 "a causal mask or a window needs an alignment, but the implementation claims"
                 " causal=None"
             )
-        allowed = torch.ones(self.shape, dtype=torch.bool, device=self.query.device)
+        allowed = torch.ones(self.shape, dtype=torch.bool, device=device)
         if self.mask is not None:
-            allowed = allowed & (
-                self.mask != (float("-inf") if self.mask.is_floating_point() else 0)
-            )
+            forbidding = -math.inf if self.mask.is_floating_point() else 0
+            allowed = allowed & (self.mask != forbidding)
         if self.is_causal and alignment is not None:
-            allowed = allowed & causal_mask(queries, keys, alignment, self.query.device)
-        if self.options.window is not None and alignment is not None:
-            allowed = allowed & window_mask(
-                queries, keys, self.options.window, alignment, self.query.device
-            )
+            allowed = allowed & causal_mask(queries, keys, alignment, device)
+        if window is not None and alignment is not None:
+            allowed = allowed & window_mask(queries, keys, window, alignment, device)
         return allowed
 
     def empty_rows(self, alignment: Alignment | None) -> Tensor:
-        """Return the boolean (B, H, L) of the queries that may attend to no key; see `allowed` for
-        the alignment.
+        """Return the queries that may attend to no key, boolean (B, H, L).
+
+        alignment: as for `allowed`.
         """
         empty = ~self.allowed(alignment).any(-1)
         if self.options.sinks is not None:
@@ -232,18 +215,17 @@ def _projected(x: Tensor, parts: Mapping[str, Tensor], role: str) -> Tensor:
     """Return x W^T + b, rounded to the dtype of x once."""
     matrix, bias = parts[f"w_{role}"].detach().double(), parts.get(f"b_{role}")
     projected = x.detach().double() @ matrix.T
-    return _laid_out_as(x, projected if bias is None else projected + bias.detach().double())
+    if bias is not None:
+        projected = projected + bias.detach().double()
+    return _laid_out_as(x, projected)
 
 
 def _laid_out_as(x: Tensor, numbers: Tensor) -> Tensor:
-    """Return numbers in the dtype and, where they have its shape, the memory layout of a tensor."""
+    """Return numbers in the dtype of a tensor and, if they have its shape, in its memory layout."""
     if numbers.shape != x.shape or x.stride(-1) == 0:
         return numbers.to(x.dtype)
     # A row that is expanded is the same after a projection.
-    single = [slice(0, 1) if stride == 0 else slice(None) for stride in x.stride()]
-    one = x[tuple(single)]
-    return (
-        torch.empty_strided(one.size(), one.stride(), dtype=x.dtype, device=x.device)
-        .copy_(numbers[tuple(single)])
-        .expand(x.shape)
-    )
+    single = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())
+    one = x[single]
+    laid_out = torch.empty_strided(one.size(), one.stride(), dtype=x.dtype, device=x.device)
+    return laid_out.copy_(numbers[single]).expand(x.shape)

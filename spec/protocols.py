@@ -16,9 +16,11 @@ from mha.spec.weights import Weights
 class Output(NamedTuple):
     """The result of one call.
 
-    output: (B, L, D). weights: (B, H, L, S), the attention weights of each head if
-    `need_weights=True` requested them, else None. lse: (B, H, L), the log-sum-exp of each row of
-    scores if `return_lse=True` requested it, else None.
+    output: (B, L, D).
+    weights: (B, H, L, S), the attention weights of each head if `need_weights=True` requested them,
+        else None.
+    lse: (B, H, L), the log-sum-exp of each row of scores if `return_lse=True` requested it, else
+        None.
 
     >>> Output(torch.zeros(2, 5, 6)).weights is None
     True
@@ -30,8 +32,7 @@ class Output(NamedTuple):
 
 
 class Attention(Protocol):
-    """An attention with its weights loaded, in training or evaluation mode like a
-    `torch.nn.Module`.
+    """An attention with its weights loaded, in a mode like a `torch.nn.Module`.
 
     >>> class MeanOfValues(torch.nn.Module):
     ...     def forward(self, query, key, value, *, mask=None, is_causal=False, need_weights=False):
@@ -53,14 +54,16 @@ class Attention(Protocol):
     ) -> Output:
         """Return the attention of `query` over `key` and `value`.
 
-        query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim).
+        query: (B, L, D).
+        key: (B, S, kdim).
+        value: (B, S, vdim).
         mask: boolean (True = may attend) or floating-point (added to the scores), broadcastable to
             (B, H, L, S).
-        is_causal: whether to apply the causal mask as well. need_weights: whether to return the
-            weights.
+        is_causal: whether to apply the causal mask as well.
+        need_weights: whether to return the weights.
         scores: fields of `Options`, such as scale=0.5 or return_lse=True, if they are claimed.
-            Raises for sizes that do not match (clause SHP-6) and for an invalid mask (clause
-            MSK-12).
+
+        Raises for sizes that do not match (clause SHP-6) and for an invalid mask (clause MSK-12).
         """
         ...
 
@@ -74,8 +77,9 @@ class Attention(Protocol):
 
 
 class Decoder(Attention, Protocol):
-    """An attention that also decodes position by position, with a cache of earlier keys and values
-    (clause INC-1).
+    """An attention that also decodes position by position, with a cache (clause INC-1).
+
+    The cache holds earlier keys and values.
 
     >>> class MeanOfValues(torch.nn.Module):
     ...     def decode(self, query, key, value, cache=None, active=None):
@@ -94,8 +98,9 @@ class Decoder(Attention, Protocol):
         cache: Any = None,
         active: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        """Return the output (B, n, D) at the next n positions, which attend causally, and the cache
-        for those after.
+        """Return the output (B, n, D) at the next n positions, and the cache for those after.
+
+        The positions attend causally.
 
         query, key, value: (B, n, D), at these positions; n is 1, unless `Claims.decodes` is
             "chunks".
@@ -108,8 +113,9 @@ class Decoder(Attention, Protocol):
 
 
 class CacheEditor(Decoder, Protocol):
-    """A decoder whose caches can be edited between two steps, by the methods that
-    `Claims.cache_edits` names.
+    """A decoder whose caches can be edited between two steps.
+
+    `Claims.cache_edits` names the methods that it has.
 
     >>> class MeanOfValues(torch.nn.Module):
     ...     def reorder_cache(self, cache, items):
@@ -130,8 +136,9 @@ class CacheEditor(Decoder, Protocol):
         ...
 
     def crop_cache(self, cache: Any, length: int) -> Any:
-        """Return a cache of the first `length` positions, as after rejected guesses. This cache is
-        not used again.
+        """Return a cache of the first `length` positions, as after rejected guesses.
+
+        This cache is not used again.
         """
         ...
 
@@ -168,16 +175,16 @@ class Differentiable(Attention, Protocol):
     """
 
     def weight_gradients(self) -> dict[str, Tensor]:
-        """Return the gradients that `backward` accumulated, with the names and shapes of `Weights`;
-        zeros if none.
+        """Return the gradients that `backward` accumulated, zeros if none.
+
+        They have the names and shapes of `Weights`.
         """
         ...
 
 
 @runtime_checkable
 class Implementation(Protocol):
-    """An implementation of multi-head attention, as the suite tests it: a name, claims, and a way
-    to build it.
+    """An implementation of multi-head attention: a name, claims, and a way to build it.
 
     >>> class Example:
     ...     name = "example"

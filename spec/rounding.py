@@ -17,8 +17,7 @@ MOST_REDUCTIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Where an implementation rounds. It enters the error bound; the default is the loosest
-    profile.
+    """Where an implementation rounds: the profile behind its error bound, by default the loosest.
 
     What is stored:
         scores_stored: scores are stored in the dtype of the inputs between steps, not in the
@@ -71,12 +70,13 @@ class Rounding:
             each row make it, read from either end.
 
     ranks: over how many ranks partial results may be shared out. It is not declared: each case says
-    so.
+        so.
 
     Raises ValueError for a number outside its range, for which the bound would prove nothing, and
     for an unknown `products`, `accumulator`, `mode` or `heads_stored`.
 
-    >>> Rounding(softmax_stored=False, log_normaliser=False, rescales=0).exp_error  # a plain `torch.softmax`
+    >>> plain = Rounding(softmax_stored=False, log_normaliser=False, rescales=0)  # torch.softmax
+    >>> plain.exp_error
     40
     """
 
@@ -142,7 +142,7 @@ class Rounding:
 
     @property
     def exponentials(self) -> int:
-        """How many exponentials are on the way of a key, but for those of `rescales`.
+        """How many exponentials are on the way of a key, without those of `rescales`.
 
         One is its own, and each merge of parts has another one; where weights are made from
         log-sum-exps, parts of the row may have been merged once without being declared.
@@ -151,22 +151,20 @@ class Rounding:
 
     @property
     def is_coarse(self) -> bool:
-        """Whether results may be far less accurate than those of the plain formula with products in
-        the dtype.
-        """
+        """Whether results may be far less accurate than those of the plain formula."""
         coarse_sums = bool(self.reductions) or self.accumulator == "float16"
         return coarse_sums or self.products != "ieee" or self.exp_error > LARGEST_EXP_ERROR
 
     @property
     def others(self) -> int:
-        """How many partial results are added to one that is stored, of those of parts of a sum and
-        of ranks.
-        """
-        return self.reductions + (self.ranks - 1 if self.partials_stored else 0)
+        """How many partial results are added to one that is stored: of parts of a sum and ranks."""
+        of_ranks = self.ranks - 1 if self.partials_stored else 0
+        return self.reductions + of_ranks
 
     def exponential(self, *, half: bool) -> int:
-        """Return the error of the exponential in unit roundoffs of the accumulator. half: in half
-        precision.
+        """Return the error of the exponential in unit roundoffs of the accumulator.
+
+        half: in half precision.
 
         >>> Rounding(exp_error=1024).exponential(half=False)
         64

@@ -44,8 +44,10 @@ class Window:
 
     Raises ValueError for an unknown word.
 
-    >>> Window("left_right").numbers((3, None)), Window("count").numbers((3, 0)), Window("left").nearest((2, 5))
-    ((3, -1), (4,), (2, None))
+    >>> Window("left_right").numbers((3, None)), Window("count").numbers((3, 0))
+    ((3, -1), (4,))
+    >>> Window("left").nearest((2, 5))
+    (2, None)
     """
 
     form: WindowForm
@@ -60,22 +62,27 @@ class Window:
             raise ValueError(f"Window.unbounded must be -1 or None, but is {self.unbounded!r}")
 
     def nearest(self, bounds: Bounds) -> Bounds:
-        """Return the window nearest to one of other bounds that an argument of this form can say."""
+        """Return the window that this form can say, nearest to one of these bounds."""
         left, _ = bounds
         if self.form == "left":
             return left, None
         if self.form == "count":
             return left, None if left is None else 0
-        return (left, left) if self.form == "symmetric" else bounds
+        if self.form == "symmetric":
+            return left, left
+        return bounds
 
     def numbers(self, bounds: Bounds) -> tuple[int | None, ...]:
         """Return the numbers that say a window, of bounds that this form can say."""
         left, right = bounds
         counted = None if left is None else left + 1
-        said = {"left_right": (left, right), "count": (counted,), "count_right": (counted, right)}
-        return tuple(
-            self.unbounded if each is None else each for each in said.get(self.form, (left,))
-        )
+        said: dict[str, tuple[int | None, ...]] = {
+            "left_right": (left, right),
+            "count": (counted,),
+            "count_right": (counted, right),
+        }
+        numbers = said.get(self.form, (left,))
+        return tuple(self.unbounded if each is None else each for each in numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class Alibi:
     """How slopes become a bias of the scores (clause ALB-1).
 
     form: for a query at place p, "signed" is m (t - p) for key t, and "symmetric" -m |t - p|.
-        origin: a signed bias is counted from the query's own place, or from "any", which changes no
+    origin: a signed bias is counted from the query's own place, or from "any", which changes no
         weight.
 
     Raises ValueError for an unknown word.
@@ -110,8 +117,8 @@ class Scores:
     """What a call may say about the scores.
 
     scale: an explicit scale takes the place of the usual one (clause SCL-1): "positive" ones, or
-        "any", zero and negative ones too; None if there is no such argument. window: the form of an
-        argument for a window.
+        "any", zero and negative ones too; None if there is no such argument.
+    window: the form of an argument for a window.
     alignment: of the window where `Claims.causal` is None; otherwise it is that of the causal mask.
     softcap: scores s become c tanh(s / c), for a cap c of the call, before a float mask is added,
         or after it.
@@ -159,10 +166,12 @@ class Scores:
 class Lse:
     """What the log-sum-exp of the scores is that a call returns beside its context (clause LSE-1).
 
-    base: of the logarithm, and of the exponentials in the sum. empty: that of a query without an
-        allowed key. layout: its axes; the contract's own is (B, H, L). dtype: that of the inputs,
-        or float32, and float64 for inputs in float64. gradient: it can be differentiated (clause
-        LSE-3). sink: a sink of the head is a part of the sum.
+    base: of the logarithm, and of the exponentials in the sum.
+    empty: that of a query without an allowed key.
+    layout: its axes; the contract's own is (B, H, L).
+    dtype: that of the inputs, or float32, and float64 for inputs in float64.
+    gradient: it can be differentiated (clause LSE-3).
+    sink: a sink of the head is a part of the sum.
 
     Raises ValueError for an unknown word.
 
@@ -221,20 +230,22 @@ class Lse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
-    """What a call says beside its inputs; each field is an argument, named as here, of
-    `mha.spec.Attention`.
+    """What a call says beside its inputs: each field is an argument of `mha.spec.Attention`.
 
-    mask: boolean (True = may attend) or floating-point (added to the scores), broadcastable to (B,
-        H, L, S), or None.
-    is_causal: whether the causal mask applies as well. need_weights: whether the weights are
-        returned too. scale: what the scores are multiplied by; None for the usual scale, which is
-        not passed then. return_lse: whether the log-sum-exp is returned too; None, which is not
-        passed, where it is not claimed. window: how many keys before and after its own place each
-        query sees, None for all on that side; None for no window, which is not passed then.
-    softcap: c, of scores that become c tanh(s / c), or None, which is not passed then. sinks: a
-        number z for each head, whose exponential is added to the denominator of its weights; None,
-        which is not passed then, for none. alibi: a slope for each head, of a bias that grows with
-        the distance of a key; None, which is not passed then, for none.
+    A field that is None is not passed, except for the mask.
+
+    mask: boolean (True = may attend) or floating-point (added to the scores), broadcastable to
+        (B, H, L, S), or None.
+    is_causal: whether the causal mask applies as well.
+    need_weights: whether the weights are returned too.
+    scale: what the scores are multiplied by; None for the usual scale.
+    return_lse: whether the log-sum-exp is returned too; None where it is not claimed.
+    window: how many keys before and after its own place each query sees, None for all on that side;
+        None for no window.
+    softcap: c, of scores that become c tanh(s / c), or None.
+    sinks: a number z for each head, whose exponential is added to the denominator of its weights;
+        None for none.
+    alibi: a slope for each head, of a bias that grows with the distance of a key; None for none.
 
     >>> Options(scale=0.5).arguments
     {'mask': None, 'is_causal': False, 'need_weights': False, 'scale': 0.5}
@@ -252,21 +263,16 @@ class Options:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the call, by name: those that every attention has, and others that are
-        given.
-        """
+        """The arguments of the call, by name: those of every attention, and others if given."""
         every = {name: getattr(self, name) for name in EVERY_CALL}
         return every | self.of_scores
 
     @property
     def of_scores(self) -> dict[str, Any]:
         """The arguments that an attention has only where it claims them, if they are given."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {
-            name: value
-            for name, value in given.items()
-            if name not in EVERY_CALL and value is not None
-        }
+        others = [field.name for field in fields(self) if field.name not in EVERY_CALL]
+        given = {name: getattr(self, name) for name in others}
+        return {name: value for name, value in given.items() if value is not None}
 
     def change(self, **changes: Any) -> Options:
         """Return a copy with some fields replaced."""

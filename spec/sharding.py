@@ -1,5 +1,4 @@
-"""Attention that several processes compute together: what each holds, and how an implementation
-says so.
+"""Attention that several processes compute together, and what each of them holds.
 
 The words are those of torch.distributed: a rank is a process, a mesh the ranks, and a placement
 says whether a tensor is sharded over them along a dimension, `Shard(dim)`, or whole on each,

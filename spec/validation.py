@@ -1,4 +1,4 @@
-"""Validation of the arguments of a call, for implementations to share (clauses SHP-6 and MSK-12)."""
+"""Validation of the arguments of a call, for implementations to share (SHP-6 and MSK-12)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def validate_call(
     *,
     masks: Collection[str] = ("bool", "float"),
 ) -> None:
-    """Raise ValueError for shapes that do not match, and TypeError for a mask of a dtype that is
-    not accepted.
+    """Raise ValueError for shapes that do not match, and TypeError for a mask of another dtype.
 
-    query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim).
+    query: (B, L, D).
+    key: (B, S, kdim).
+    value: (B, S, vdim).
     mask: broadcastable to (B, H, L, S), or None.
     masks: the accepted forms of mask: "bool", "float" for the dtype of the query, and "int" for any
         dtype of integers.
@@ -51,16 +52,16 @@ def validate_call(
             f" {shapes}"
         )
     if mask is not None:
-        _validate_mask(
-            mask, (query.shape[0], config.n_heads, query.shape[1], key.shape[1]), query.dtype, masks
-        )
+        scores = query.shape[0], config.n_heads, query.shape[1], key.shape[1]
+        _validate_mask(mask, scores, query.dtype, masks)
 
 
 def _validate_mask(
     mask: Tensor, scores: tuple[int, int, int, int], dtype: torch.dtype, masks: Collection[str]
 ) -> None:
-    """Raise TypeError or ValueError unless the mask has an accepted dtype and broadcasts to
-    `scores`, (B, H, L, S).
+    """Raise TypeError unless the mask has an accepted dtype, and ValueError unless it broadcasts.
+
+    scores: (B, H, L, S).
     """
     form = form_of(mask)
     if form not in masks or (form == "float" and mask.dtype != dtype):

@@ -13,13 +13,15 @@ from mha.spec.config import Config
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """The four projections, in the convention of `torch.nn.Linear`: y = x @ w.T + b, with w of
-    shape (out, in).
+    """The four projections, y = x @ w.T + b, with w of shape (out, in) as in `torch.nn.Linear`.
 
-    w_q: (H * d_k, D); w_k: (n_kv_heads * d_k, kdim); w_v: (n_kv_heads * d_v, vdim); w_o: (D, H *
-        d_v). Head i uses the rows i*d_k to (i+1)*d_k - 1 of w_q and w_k, the rows i*d_v to
-        (i+1)*d_v - 1 of w_v, and the same columns of w_o (clause HED-1). d_v is d_k, unless
-        `Config.d_value` is given.
+    Head i uses the rows i*d_k to (i+1)*d_k - 1 of w_q and w_k, the rows i*d_v to (i+1)*d_v - 1 of
+    w_v, and the same columns of w_o (clause HED-1). d_v is d_k, unless `Config.d_value` is given.
+
+    w_q: (H * d_k, D).
+    w_k: (n_kv_heads * d_k, kdim).
+    w_v: (n_kv_heads * d_v, vdim).
+    w_o: (D, H * d_v).
     b_q, b_k, b_v, b_o: one vector each, as long as the first dimension of its matrix; None for a
         projection without a bias.
     extra_k, extra_v: as long as b_k and b_v, the projected key and value that `Config.bias_kv`
@@ -50,26 +52,21 @@ class Weights:
         configuration gets weights too, so that the CFG clauses can try to build it.
         """
         # Copies, so that no caller changes what others get.
-        return Weights(
-            **{name: tensor.to(dtype, copy=True) for name, tensor in _drawn(config, seed).named()}
-        )
+        drawn = _drawn(config, seed).named()
+        return Weights(**{name: tensor.to(dtype, copy=True) for name, tensor in drawn})
 
     @staticmethod
     def identity(config: Config, dtype: torch.dtype, device: str | torch.device) -> Weights:
-        """Return the weights of a configuration without projections: identities, and biases of
-        zero.
-        """
-
+        """Return the weights of a configuration without projections: identities, zero biases."""
         widths = {
             "q": config.inner_width,
             "k": config.key_width,
             "v": config.value_width,
             "o": config.context_width,
         }
-        parts = {
-            f"w_{role}": torch.eye(width, device=device).to(dtype) for role, width in widths.items()
-        }
+        parts = dict[str, Tensor]()
         for role, width in widths.items():
+            parts[f"w_{role}"] = torch.eye(width, device=device).to(dtype)
             if config.has_bias(role):
                 parts[f"b_{role}"] = torch.zeros(width, dtype=dtype, device=device)
         return Weights(**parts)
@@ -87,8 +84,9 @@ class Weights:
 
 @lru_cache(maxsize=64)
 def _drawn(config: Config, seed: int) -> Weights:
-    """Draw the weights of `Weights.random`; the last ones are kept, since the properties of a
-    clause share cases.
+    """Draw the weights of `Weights.random`; the last ones are kept for later calls.
+
+    The properties of a clause share cases.
     """
     generator = torch.Generator().manual_seed(seed)
     width = max(config.d_model, 0)
@@ -96,9 +94,8 @@ def _drawn(config: Config, seed: int) -> Weights:
     context_width = max(config.context_width, 0)
     key_width, value_width = inner_width, context_width
     if config.n_kv_heads is not None and config.n_heads:
-        key_width, value_width = (
-            max(config.n_kv_heads * config.width_of(role), 0) for role in "kv"
-        )
+        key_width = max(config.n_kv_heads * config.width_of("k"), 0)
+        value_width = max(config.n_kv_heads * config.width_of("v"), 0)
 
     def normal(*sizes: int) -> Tensor:
         return torch.randn(*sizes, generator=generator, dtype=torch.float64, device="cpu")
