@@ -12,7 +12,14 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from mha.conformance.cases.boundary import NO_LIMIT
-from mha.conformance.project import CALL_TIMEOUT, Project, Table, read_project, shown_path
+from mha.conformance.project import (
+    CALL_TIMEOUT,
+    PROFILE_NAMES,
+    Project,
+    Table,
+    read_project,
+    shown_path,
+)
 from mha.conformance.properties.registry import properties
 from mha.conformance.ranges import SEED
 from mha.conformance.waivers import Waiver, built_in_waivers, read_waivers, shipped_as
@@ -48,6 +55,7 @@ class Profile:
         same run: of the known faults, float32 finds what the others would (docs/bugfinding.md).
     ranks: the most ranks of a sharded implementation.
     slow: whether properties whose single case takes many seconds are tried.
+    sensitivity: whether the cases must be seen to reject known-bad answers.
     """
 
     boundary: int
@@ -58,9 +66,18 @@ class Profile:
     float64_every: int = 1
     ranks: int = 2
     slow: bool = True
+    sensitivity: bool = True
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether boundary cases are left out, so that a clause may fail where none was tried."""
+        return self.boundary < NO_LIMIT
 
 
+# From the least thorough to the most. "smoke" serves tests of this package: a case of each property
+# proves too little of an implementation, so it is not among `PROFILE_NAMES`.
 PROFILES = {
+    "smoke": Profile(1, 0, 33, 512, 300, float64_every=2, slow=False, sensitivity=False),
     "quick": Profile(18, 6, 33, 512, 300, float64_every=2, slow=False),
     "default": Profile(NO_LIMIT, 20, 260, 4096, 900, float64_every=2),
     "thorough": Profile(NO_LIMIT, 1000, 520, 65536, 0, ranks=4),
@@ -82,8 +99,8 @@ class Task(NamedTuple):
 class Settings:
     """What is judged, and how thoroughly.
 
-    profile: "quick", "default" or "thorough". seed: of the cases; the same seed gives the same
-        cases and verdicts.
+    profile: "quick", "default" or "thorough"; "smoke" in tests. seed: of the cases; the same seed
+        gives the same cases and verdicts.
     clauses: ids, all that have a property if empty. dtypes, devices: names, as in torch.
     waivers: known failures, in addition to those of the built-in implementations. strict: a SHOULD
         counts as a MUST.
@@ -118,7 +135,7 @@ class Settings:
     def __post_init__(self) -> None:
         """Raise ValueError, in one line, for settings that cannot be followed."""
         SEED.require("seed", self.seed)
-        validate_choice("profile", [self.profile], PROFILES)
+        validate_profile(self.profile)
         validate_choice("clause", self.clauses, properties())
         for what, given in (("dtype", self.dtypes), ("device", self.devices)):
             if not given:
@@ -399,6 +416,12 @@ def validate_choice(what: str, words: Collection[str], known: Collection[str]) -
             near = get_close_matches(word, known, n=3)
             hint = f"did you mean {' or '.join(near)}? Known: " if near else "known: "
             raise ValueError(f"unknown {what} {word!r}; {hint}{', '.join(known)}")
+
+
+def validate_profile(name: str) -> None:
+    """Raise ValueError unless a profile is known."""
+    if name not in PROFILES:
+        validate_choice("profile", [name], PROFILE_NAMES)
 
 
 def validate_devices(devices: Collection[str]) -> None:

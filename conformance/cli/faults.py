@@ -10,7 +10,7 @@ from mha.conformance.faults.kill_matrix import Kill, kills
 from mha.conformance.faults.matrix_report import summary, to_json, to_markdown, to_svg
 from mha.conformance.faults.registry import implementations
 from mha.conformance.reports.writing import write_text
-from mha.conformance.settings import PROFILES, validate_choice
+from mha.conformance.settings import validate_profile
 
 # A form in which the matrix is written.
 Form = Callable[[Collection[Kill]], str]
@@ -33,7 +33,7 @@ def self_test(  # noqa: PLR0913  the options of the command
     anything is judged if possible.
     """
     _validate_names(names)
-    validate_choice("profile", [profile], PROFILES)
+    validate_profile(profile)
     files: dict[Form, Path | None] = {to_json: json, to_markdown: markdown, to_svg: svg}
     for file in files.values():
         if file is not None and not file.resolve().parent.is_dir():

@@ -167,7 +167,7 @@ def _judged(
         results = _results(resolved.implementation, *where, settings, waivers)
     except GpuLost as lost:
         return _lost(verdict, lost, waivers)
-    few = settings.profile == "quick"
+    few = settings.limits.is_partial
     verdict = verdict_of(
         verdict, results, waivers, requires=settings.requires, few=few, target=resolved.target
     )

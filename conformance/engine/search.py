@@ -199,13 +199,15 @@ def _layouts_fail(
 
 @dataclass(frozen=True)
 class Budget:
-    """How many cases a search may try: boundary cases, random ones, and of both only one in
-    `every`.
+    """How many cases a search may try: boundary cases, random ones, and of both one in `every`.
+
+    sensitivity: whether known-bad answers are tried too.
     """
 
     boundary: int
     examples: int
     every: int = 1
+    sensitivity: bool = True
 
     @staticmethod
     def of(prop: Property, limits: Profile, every: int = 1) -> Budget:
@@ -214,6 +216,7 @@ class Budget:
             boundary=min(prop.max_cases, limits.boundary),
             examples=min(limits.examples, prop.max_cases - 1) // every,
             every=every,
+            sensitivity=limits.sensitivity,
         )
 
 
@@ -295,7 +298,8 @@ class Search:
         if self.fully_waived:
             return
         if self.failure is None:
-            self.sensitivity.sample(self.cases)
+            if self.budget.sensitivity:
+                self.sensitivity.sample(self.cases)
         elif self._worth_shrinking():
             first = self.failure
             self.draw(drawn_cases(self.space), self.budget.examples, shrink=True)

@@ -191,7 +191,7 @@ def test_table_that_cannot_be_followed_gets_one_line_and_status_2(text: str, mes
 
 
 def test_names_of_profiles_are_those_of_the_settings() -> None:
-    assert tuple(PROFILES) == PROFILE_NAMES
+    assert tuple(PROFILES) == ("smoke", *PROFILE_NAMES)
 
 
 SMALL = """\

@@ -200,6 +200,11 @@ def test_max_cases_limits_both_phases() -> None:
     assert len(searched(made_property(compares_with_the_oracle, max_cases=3)).cases) == 3 + 2
 
 
+def test_smoke_tries_a_single_boundary_case_and_no_known_bad_answer() -> None:
+    verdict = check(faults.correct, "smoke", clauses="SHP-3", dtypes="float32").verdicts[0]
+    assert (verdict.status, verdict.examples, verdict.rejections) == ("pass", 1, {})
+
+
 def test_failure_is_shrunk() -> None:
     result = searched(made_property(fails_for_three_queries)).result()
     assert result.failure is not None
