@@ -1,24 +1,22 @@
-"""What a run found: a verdict on each clause, and the report from which every other form is made."""
+"""What a run found: a verdict on each clause, and the report that every other form is made of."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from html import escape
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from mha.conformance.report_fields import validate_fields
+from mha.conformance.report_fields import from_format_1, validate_fields
 from mha.conformance.shown import visible, visible_line, visible_name
 from mha.spec.clauses import CLAUSES
-
-if TYPE_CHECKING:
-    from mha.conformance.settings import Settings
 
 Status = Literal[
     "pass", "fail", "waived", "stale_waiver", "not_claimed", "refused", "blocked", "harness_error"
@@ -52,26 +50,31 @@ class Rejections:
 class Verdict:
     """The verdict on one clause for one implementation, in one dtype on one device.
 
-    level: MUST, SHOULD or MAY. required: whether the clause must hold for the implementation to
-        conform; a SHOULD is required in a strict run only.
-    examples: the number of cases tried. cases_to_failure: how many of them it took to the first
-        failure, before shrinking. margin: the largest error/bound among them. rejections: for each
-        known-bad answer, how many cases rejected it.
-    case: the minimal failing case, as code. violated: the name of the property that failed.
-        message: why, where the status is not "pass". diagnosis: the defect that explains the
-        failure, in words, where one is found. fix: what usually mends that defect. steps: where
-        none is found, which steps of the call are right, as far as they can be seen. arguments: of
-        the last call, by the names that the adapted module or kernel has for them. script: a
-        stand-alone script that reproduces the failure.
-    blocked_by: the clause or family that explains the failure; the status is "blocked" only if that
-        is seen to fail too (see `settled`). topic: what a clause that is not judged is counted
-        under: the field of `Claims` that is missing, or "other dtypes"; empty for other reasons.
-        seconds: how long it took.
+    level: MUST, SHOULD or MAY.
+    required: whether the clause must hold for the implementation to conform; a SHOULD is required
+        in a strict run only.
+    examples: the number of cases tried.
+    cases_to_failure: how many of them it took to the first failure, before shrinking.
+    margin: the largest error/bound among them.
+    rejections: for each known-bad answer, how many cases rejected it.
+    case: the minimal failing case, as code.
+    violated: the name of the property that failed.
+    message: why, where the status is not "pass".
+    diagnosis: the defect that explains the failure, in words, where one is found.
+    fix: what usually mends that defect.
+    steps: where none is found, which steps of the call are right, as far as they can be seen.
+    arguments: of the last call, by the names that the adapted module or kernel has for them.
+    script: a stand-alone script that reproduces the failure.
+    blocked_by: the clause or family that explains the failure; the status is "blocked" only if
+        that is seen to fail too (see `settled`).
+    topic: what a clause that is not judged is counted under: the field of `Claims` that is
+        missing, or "other dtypes"; empty for other reasons.
+    seconds: how long it took.
     seeds: in a report over several seeds, those that gave the status, the one of the case first;
         empty where it is a pass or not claimed.
 
-    >>> where = {"dtype": "float32", "device": "cpu"}
-    >>> Verdict(implementation="sdpa", clause="MSK-8", level="MUST", status="fail", **where).conforms
+    >>> where = {"implementation": "sdpa", "dtype": "float32", "device": "cpu"}
+    >>> Verdict(clause="MSK-8", level="MUST", status="fail", **where).conforms
     False
     """
 
@@ -110,13 +113,15 @@ class Report:
     """The verdicts of a run, in the order of the contract, and what it takes to repeat the run.
 
     targets: for each implementation, how it was named, as `mha.implementations.resolve` takes it.
-        strict: whether SHOULD counted as MUST. incomplete: the run was stopped, so clauses may be
-        missing. broken: the registered implementations that could not be loaded, and why.
-        not_covered: for each implementation, the options that no clause judges, as far as they are
-        known. torch_changes: what had been replaced or set in torch before the run, as by the
-        import of an implementation; it is in place while implementations run, and at no other time.
-    started: in UTC. since: when the first of its runs was started, if narrower ones have updated
-        it. host: the machine.
+    strict: whether SHOULD counted as MUST.
+    incomplete: the run was stopped, so clauses may be missing.
+    broken: the registered implementations that could not be loaded, and why.
+    not_covered: for each implementation, the options that no clause judges, as far as known.
+    torch_changes: what had been replaced or set in torch before the run, as by the import of an
+        implementation; it is in place while implementations run, and at no other time.
+    started: in UTC.
+    since: when the first of its runs was started, if narrower ones have updated it.
+    host: the machine.
     seeds: of the runs that were merged into it, if they are several; `seed` is then the least.
 
     >>> report = Report(verdicts=(), profile="quick", seed=0, versions={})
@@ -140,68 +145,33 @@ class Report:
     seeds: tuple[int, ...] = ()
     format: Literal[2] = FORMAT
 
-    @staticmethod
-    def of_run(
-        settings: Settings,
-        verdicts: Iterable[Verdict],
-        *,
-        targets: Mapping[str, str],
-        started: str,
-        incomplete: bool = False,
-        broken: Mapping[str, str] | None = None,
-    ) -> Report:
-        """Assemble the report of a run; the verdicts may come in any order.
-
-        targets: every implementation of the run, in order, and how it was named ("" if it was not
-        named).
-        """
-        names = list(targets)
-
-        def place(verdict: Verdict) -> tuple[int, ...]:
-            where = settings.devices.index(verdict.device), settings.dtypes.index(verdict.dtype)
-            return names.index(verdict.implementation), *where, list(CLAUSES).index(verdict.clause)
-
-        return Report(
-            verdicts=settled(sorted(verdicts, key=place)),
-            profile=settings.profile,
-            seed=settings.seed,
-            versions=versions() | {"contract": settings.contract},
-            targets={name: target for name, target in targets.items() if target},
-            strict=settings.strict,
-            incomplete=incomplete,
-            broken=dict(broken or {}),
-            started=started,
-            host=this_host(),
-        )
-
     def __repr__(self) -> str:
-        """Return the outcome for each implementation, with its counts, and a line for each failure."""
-        lines = [
-            line
-            for first, rest in self._outcomes()
-            for line in (first, *(f"    {_in_a_line(v)}" for v in rest))
-        ]
+        """Return the outcome of each implementation, with counts, and a line for each failure."""
+        lines = []
+        for outcome, listed in self._outcomes():
+            lines.append(outcome)
+            lines += [f"    {_in_a_line(verdict)}" for verdict in listed]
         return "\n".join(lines) or "nothing was judged"
 
     def _repr_html_(self) -> str:
         """Return the same for a notebook, where a failure opens to its case and script."""
-        parts = [
-            part
-            for first, rest in self._outcomes()
-            for part in (f"<p>{escape(first)}</p>", *map(_opening, rest))
-        ]
+        parts = []
+        for outcome, listed in self._outcomes():
+            parts.append(f"<p>{escape(outcome)}</p>")
+            parts += [_opening(verdict) for verdict in listed]
         return "\n".join(parts) or "nothing was judged"
 
     def _outcomes(self) -> Iterator[tuple[str, list[Verdict]]]:
         """Yield the outcome of each implementation in a line, and the verdicts to list below it."""
         for name, own in self.by_implementation.items():
             statuses = [status_of(verdict) for verdict in own]
-            counts = ", ".join(
-                f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)
-            )
-            conforms = all(verdict.conforms for verdict in own) and not self.incomplete
-            outcome = "conforms" if conforms else "does not conform"
-            outcome = "could not be judged" if "harness error" in statuses else outcome
+            counts = ", ".join(f"{count} {status}" for status, count in Counter(statuses).items())
+            if "harness error" in statuses:
+                outcome = "could not be judged"
+            elif self.incomplete or not all(verdict.conforms for verdict in own):
+                outcome = "does not conform"
+            else:
+                outcome = "conforms"
             listed = [verdict for verdict in own if verdict.status not in ("pass", "not_claimed")]
             yield f"{visible_name(name)}: {outcome} ({counts})", listed
 
@@ -217,24 +187,20 @@ class Report:
 
     @property
     def exit_status(self) -> int:
-        """0 if everything conforms, 1 if not, 2 if the judge failed, nothing was judged or the run
-        is incomplete.
-        """
+        """0 if everything conforms, 1 if not, 2 if the judge failed or not all was judged."""
         statuses = {verdict.status for verdict in self.verdicts}
-        if (
-            "harness_error" in statuses
-            or statuses <= {"not_claimed"}
-            or self.incomplete
-            or self.broken
-        ):
+        nothing_judged = statuses <= {"not_claimed"}
+        if "harness_error" in statuses or nothing_judged or self.incomplete or self.broken:
             return 2
         return 0 if all(verdict.conforms for verdict in self.verdicts) else 1
 
     @property
     def failing(self) -> str:
         """The clauses that keep it from conforming, as text; empty if it conforms."""
+        if self.conforms:
+            return ""
         failed = [v.clause for v in self.verdicts if not v.conforms or v.status == "harness_error"]
-        return "" if self.conforms else ", ".join(failed) or "nothing was judged"
+        return ", ".join(failed) or "nothing was judged"
 
     @property
     def by_implementation(self) -> dict[str, list[Verdict]]:
@@ -242,9 +208,7 @@ class Report:
         return by_implementation(self.verdicts)
 
     def to_json(self) -> str:
-        """Return the report as JSON; two runs with the same seed give the same text, except for
-        `VOLATILE` fields.
-        """
+        """Return the report as JSON: the same for the same seed, except for `VOLATILE` fields."""
         data = {"conforms": self.conforms, **asdict(self)}
         try:
             json.dumps(data, ensure_ascii=False).encode()
@@ -254,8 +218,9 @@ class Report:
 
     @staticmethod
     def from_json(text: str) -> Report:
-        """Read a report of format 1 or 2, and settle it; raises ValueError, in one line, for
-        anything else.
+        """Read a report of format 1 or 2, and settle it.
+
+        Raises ValueError, in one line, for anything else.
         """
         from pydantic import ValidationError
 
@@ -272,13 +237,13 @@ class Report:
             )
         try:
             if written == 1:
-                text = json.dumps(_from_format_1(data))
+                text = json.dumps(from_format_1(data) | {"format": FORMAT})
             report: Report = _adapter().validate_json(text, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise ValueError(f"not a report of mha-conformance: {where}: {first['msg']}") from None
-        validate_fields(report)
+        validate_fields(asdict(report))
         return replace(report, verdicts=settled(report.verdicts))
 
     @staticmethod
@@ -290,21 +255,21 @@ class Report:
 
 
 def status_of(verdict: Verdict) -> str:
-    """Return the status in words; a failure that does not keep the implementation from conforming
-    is an unmet SHOULD.
+    """Return the status in words: "unmet SHOULD" for a failure with which one may still conform.
 
     >>> where = {"implementation": "sdpa", "dtype": "float32", "device": "cpu"}
     >>> status_of(Verdict(clause="NUM-3", level="SHOULD", status="fail", required=False, **where))
     'unmet SHOULD'
     """
-    optional = not verdict.required and verdict.status in NONCONFORMING
-    return "unmet SHOULD" if optional else verdict.status.replace("_", " ")
+    if verdict.status in NONCONFORMING and not verdict.required:
+        return "unmet SHOULD"
+    return verdict.status.replace("_", " ")
 
 
 def _in_a_line(verdict: Verdict) -> str:
     subject = (verdict.implementation, verdict.dtype, verdict.device)
     name, dtype, device = map(visible_name, subject)
-    text = repr(verdict.diagnosis or verdict.message)[1:-1]  # so that nothing in it ends the line
+    text = repr(verdict.diagnosis or verdict.message)[1:-1]  # nothing in it ends the line
     return (
         f"{status_of(verdict)} {verdict.clause} {name}, {dtype} on {device}:"
         f" {visible_line(text):.200}"
@@ -312,33 +277,30 @@ def _in_a_line(verdict: Verdict) -> str:
 
 
 def _opening(verdict: Verdict) -> str:
-    """Return a verdict in a line of HTML, which opens to its message, case and script if it has a
-    script.
-    """
+    """Return a verdict as a line of HTML that opens to its message, case and script, if any."""
     line = escape(_in_a_line(verdict))
     if not verdict.script:
         return f"<div>{line}</div>"
     details = "\n\n".join(filter(None, (verdict.message, verdict.case, verdict.script)))
-    return f"<details><summary>{line}</summary><pre>{escape(visible(details, LONGEST_DETAILS))}</pre></details>"
+    text = escape(visible(details, LONGEST_DETAILS))
+    return f"<details><summary>{line}</summary><pre>{text}</pre></details>"
 
 
 def settled(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
-    """Return the verdicts, with each "blocked" if the clause or family that explains it fails too,
-    and else "fail".
+    """Return the verdicts, each "blocked" instead of "fail" if what explains it fails too.
 
-    It must fail by itself, for the same implementation, in the same dtype and on the same device;
-    of a family, a required clause must. The order of the verdicts does not matter.
+    That clause must fail by itself, for the same implementation, in the same dtype and on the same
+    device; of a family, a required clause must. The order of the verdicts does not matter.
 
-    >>> where = {"implementation": "mine", "level": "MUST", "dtype": "float32", "device": "cpu", "status": "fail"}
-    >>> cause, explained = Verdict(clause="STA-1", **where), Verdict(clause="NUM-1", blocked_by="STA", **where)
+    >>> where = {"implementation": "mine", "level": "MUST", "dtype": "float32", "device": "cpu"}
+    >>> cause = Verdict(clause="STA-1", status="fail", **where)
+    >>> explained = Verdict(clause="NUM-1", status="fail", blocked_by="STA", **where)
     >>> [verdict.status for verdict in settled([explained, cause])], settled([explained])[0].status
     (['blocked', 'fail'], 'fail')
     """
     verdicts = tuple(verdicts)
     causes = {(*_subject(verdict), cause) for verdict in verdicts for cause in _explains(verdict)}
-    return tuple(
-        _settle(verdict, (*_subject(verdict), verdict.blocked_by) in causes) for verdict in verdicts
-    )
+    return tuple(_settle(verdict, causes) for verdict in verdicts)
 
 
 def by_implementation(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
@@ -370,29 +332,24 @@ def _subject(verdict: Verdict) -> tuple[str, str, str]:
 
 
 def _explains(verdict: Verdict) -> Iterator[str]:
-    """Yield what a verdict shows to fail by itself: its clause and, if that is required, its
-    family.
-    """
+    """Yield what a verdict shows to fail by itself: its clause, and if required, its family."""
     if verdict.status in FAILED and not verdict.blocked_by:
         yield verdict.clause
         if verdict.required:
             yield CLAUSES[verdict.clause].family
 
 
-def _settle(verdict: Verdict, explained: bool) -> Verdict:
-    if explained and verdict.status in ("fail", "refused"):
+def _settle(verdict: Verdict, causes: Collection[tuple[str | None, ...]]) -> Verdict:
+    is_explained = (*_subject(verdict), verdict.blocked_by) in causes
+    if is_explained and verdict.status in ("fail", "refused"):
         return replace(verdict, status="blocked")
-    return (
-        replace(verdict, status="fail")
-        if verdict.status == "blocked" and not explained
-        else verdict
-    )
+    if not is_explained and verdict.status == "blocked":
+        return replace(verdict, status="fail")
+    return verdict
 
 
 def read_verdict(data: object) -> Verdict:
-    """Return a verdict that another process sent, as `asdict` writes it; raises ValueError for
-    anything else.
-    """
+    """Return a verdict that another process wrote by `asdict`; raises ValueError if it is none."""
     try:
         verdict: Verdict = _verdict_adapter().validate_python(data)
     except ValueError as error:  # of pydantic
@@ -412,28 +369,3 @@ def _verdict_adapter() -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(Verdict)
-
-
-def _from_format_1(data: dict[str, Any]) -> dict[str, Any]:
-    """Translate format 1, in which "zeros tried" counted the cases behind "zeros"."""
-    verdicts = data.get("verdicts")
-    translated = (
-        [_verdict_of_format_1(each) for each in verdicts]
-        if isinstance(verdicts, list)
-        else verdicts
-    )
-    return data | {"format": FORMAT, "verdicts": translated}
-
-
-def _verdict_of_format_1(verdict: Any) -> Any:
-    if not isinstance(verdict, dict):
-        return verdict
-    counts, first = verdict.get("rejected", {}), verdict.get("first")
-    if not isinstance(counts, dict):
-        return verdict
-    names = (name.removesuffix(" tried") for name in counts if name.endswith(" tried"))
-    rejections = {
-        name: {"rejected": counts.get(name, 0), "tried": counts[f"{name} tried"]} for name in names
-    }
-    rest = {name: value for name, value in verdict.items() if name not in ("rejected", "first")}
-    return rest | {"rejections": rejections, "cases_to_failure": first}

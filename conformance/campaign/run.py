@@ -15,8 +15,9 @@ from mha.conformance.campaign.jobs import BEFORE, verdicts_of
 from mha.conformance.campaign.plan import Campaign, Job
 from mha.conformance.campaign.supervised import KILLED, MEMORY, TIMEOUT
 from mha.conformance.engine.judge import stopped
+from mha.conformance.engine.report import report_of_run
 from mha.conformance.ranges import SHARDS, WORKERS
-from mha.conformance.results import Report, Status, now
+from mha.conformance.results import Status, now
 from mha.conformance.settings import Task
 from mha.implementations import Resolved
 
@@ -176,7 +177,7 @@ def _result(campaign: Campaign, resolved: Resolved, job: Job, text: bytes) -> Re
             )
         )
     targets = {resolved.implementation.name: job.target}
-    report = Report.of_run(job.settings, verdicts, targets=targets, started=now())
+    report = report_of_run(job.settings, verdicts, targets=targets, started=now())
     common = {name: number for name, number in job.versions.items() if name != "package"}
     changes = tuple(data["torch_changes"])
     return Result(job.key, replace(report, versions=common, torch_changes=changes), data["stops"])

@@ -23,6 +23,7 @@ from mha.conformance.benchmarks.workloads import SHAPES, Workload, workloads_of
 from mha.conformance.cases.case import Case
 from mha.conformance.cli.check import advance, progress_bar
 from mha.conformance.engine.judge import judge_all
+from mha.conformance.engine.report import report_of_run
 from mha.conformance.harness.errors import GpuLost
 from mha.conformance.harness.isolation import gpu_is_lost
 from mha.conformance.ranges import ROUNDS, THREADS
@@ -214,7 +215,7 @@ def judge_quickly(resolved: Resolved, given: Settings) -> Report:
         for verdict in judge_all(resolved, settings):
             verdicts.append(verdict)
             advance(bar, verdicts, clauses[len(verdicts)])
-    report = Report.of_run(settings, verdicts, targets={name: resolved.target}, started=started)
+    report = report_of_run(settings, verdicts, targets={name: resolved.target}, started=started)
     keep(report, place)
     return report
 

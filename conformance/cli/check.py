@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from mha.conformance.engine.estimate import estimate
-from mha.conformance.engine.judge import not_covered
+from mha.conformance.engine.report import not_covered, report_of_run
 from mha.conformance.engine.workers import Found, TimeIsUp, Workers
 from mha.conformance.harness.isolation import INTERRUPTS, heeding_interrupts
 from mha.conformance.ranges import SECONDS
@@ -222,7 +222,7 @@ def _report(
 ) -> Report:
     """Return the report on what the targets name."""
     chosen = found.chosen
-    report = Report.of_run(
+    report = report_of_run(
         settings.of_report(chosen.values()),
         verdicts,
         targets={name: resolved.target for name, resolved in chosen.items()},

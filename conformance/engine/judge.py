@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -13,6 +13,7 @@ from mha.conformance.cases.reasons import OTHER_DTYPES, NotApplicable
 from mha.conformance.diagnosis.arguments import arguments_of
 from mha.conformance.diagnosis.diagnose import diagnose
 from mha.conformance.diagnosis.steps import first_wrong_step
+from mha.conformance.engine.report import not_covered, report_of_run
 from mha.conformance.engine.search import Failure, PropertyResult, run_property
 from mha.conformance.harness.errors import CallRaised, GpuLost
 from mha.conformance.harness.integrity import look_again
@@ -69,20 +70,9 @@ def check(  # noqa: PLR0913  the public options
     settings = given.of_target(resolved)
     started, targets = now(), {resolved.implementation.name: resolved.target}
     changes = torch_changes()
-    report = Report.of_run(
-        settings, judge_all(resolved, settings), targets=targets, started=started
-    )
+    verdicts = judge_all(resolved, settings)
+    report = report_of_run(settings, verdicts, targets=targets, started=started)
     return replace(report, torch_changes=changes, not_covered=not_covered([resolved]))
-
-
-def not_covered(chosen: Iterable[Resolved]) -> dict[str, tuple[str, ...]]:
-    """Return by the name of each implementation the options that no clause judges, as far as they
-    are known.
-    """
-    options = {
-        each.implementation.name: each.inference.not_covered for each in chosen if each.inference
-    }
-    return {name: names for name, names in options.items() if names}
 
 
 def resolve_object(value: object) -> Resolved:

@@ -16,11 +16,12 @@ import torch
 from mha.conformance.benchmarks.runner import Reference, Results, Runner, memory_shortage
 from mha.conformance.benchmarks.workloads import SHAPES, Workload, workloads_of
 from mha.conformance.engine.judge import judge_all
+from mha.conformance.engine.report import report_of_run
 from mha.conformance.harness.errors import AdapterError, GpuLost, Violation
 from mha.conformance.harness.memory import peak_memory
 from mha.conformance.pytest_plugin.selection import selection
 from mha.conformance.reports.text import visible_name
-from mha.conformance.results import Report, now
+from mha.conformance.results import now
 from mha.implementations.process.torch_state import threads
 from mha.spec import Implementation, Problem
 
@@ -152,7 +153,7 @@ def failing_clauses(
         resolved = selection(config).implementations[implementation.name]
         settings = selection(config).settings[implementation.name].at(dtype, device)
         verdicts = judge_all(resolved, settings)
-        known[key] = Report.of_run(
+        known[key] = report_of_run(
             settings, verdicts, targets={implementation.name: ""}, started=now()
         ).failing
     return known[key]

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from mha.conformance.engine.judge import not_covered, stopped
+from mha.conformance.engine.judge import stopped
+from mha.conformance.engine.report import not_covered, report_of_run
 from mha.conformance.pytest_plugin.selection import Selection, selection
 from mha.conformance.pytest_plugin.stash import JOURNAL, KEPT, REASONS, REPORT, SELECTION, UNWRITTEN
 from mha.conformance.reports.files import save_last, write
@@ -117,7 +118,7 @@ def _report(session: pytest.Session, chosen: Selection, verdicts: list[Verdict])
 
 
 def _report_of(chosen: Selection, verdicts: list[Verdict], *, incomplete: bool) -> Report:
-    report = Report.of_run(
+    report = report_of_run(
         chosen.given.of_report(chosen.implementations.values()),
         verdicts,
         targets={name: resolved.target for name, resolved in chosen.implementations.items()},
