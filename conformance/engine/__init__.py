@@ -1,1 +1,1 @@
-"""How a verdict is reached: the search for a failure, what blocks it, and what its cases are worth."""
+"""How a verdict is reached: searches for failures, what blocks them, and processes that judge."""

@@ -1,6 +1,4 @@
-"""What blocks a clause: a plain call that fails, and a failure that only the memory layout of the
-inputs causes.
-"""
+"""Why a failure does not count: a plain call fails too, or the contract allows the refusal."""
 
 from __future__ import annotations
 
@@ -11,15 +9,18 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.claimed import fit_sizes, sorted_biases
 from mha.conformance.cases.domain import CLAIMED_INPUTS
 from mha.conformance.harness.assertions import expect_close
-from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, Violation
+from mha.conformance.harness.errors import CALL, AdapterError, CallRaised, Discard, Violation
 from mha.conformance.harness.recording import CallStep
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, PropertyFunction, properties
+from mha.conformance.sharding.group import RankError
 from mha.implementations.process.torch_state import preserved
 from mha.spec import Claims, Implementation
 from mha.spec.problem import INPUTS
 
 BASIC = ("SHP-1", "HED-1")
+MAY_REFUSE = "the call with a causal flag and L != S is refused, which CAU-3 allows"
+LAYOUT_REFUSED = "the call with inputs that are not contiguous is refused, which SHP-7 allows"
 # Contiguous already, or with other numbers than the contiguous case.
 NOT_COMPARED = ("contiguous", "expanded", "repeated")
 
@@ -68,9 +69,7 @@ def plain_cases(claims: Claims, dtype: str, device: str) -> list[Case]:
 
 
 def _try(implementation: Implementation, dtype: str, device: str) -> FailedPrecondition | None:
-    """Return SHP-1 where a plain call raises or has the wrong shape, HED-1 where its values are
-    incorrect.
-    """
+    """Return SHP-1 where a plain call raises or has the wrong shape, HED-1 for incorrect values."""
     for case in plain_cases(implementation.claims, dtype, device):
         try:
             with preserved():
@@ -84,36 +83,49 @@ def _try(implementation: Implementation, dtype: str, device: str) -> FailedPreco
             message = f"{violation.message}, in the plain case {case!r}"
             if isinstance(violation, CallRaised) or violation.family == "SHP":
                 return FailedPrecondition("SHP-1", f"a plain call fails SHP-1: {message}")
-            return (
-                None
-                if violation.family
-                else FailedPrecondition("HED-1", f"a plain call fails HED-1: {message}")
-            )
+            if violation.family:
+                return None
+            return FailedPrecondition("HED-1", f"a plain call fails HED-1: {message}")
     return None
 
 
 def failed_layout(
     implementation: Implementation, prop: Property, case: Case
 ) -> FailedPrecondition | None:
-    """Return SHP-7 where the layout of the inputs alone makes a property fail in a case, and SHP-7
-    fails in it too.
-    """
+    """Return SHP-7 where only the layout of the inputs makes a case fail, and SHP-7 fails too."""
     if prop.clause == "SHP-7" or case.layout in NOT_COMPARED:
         return None
-    layout_matters, contiguous = (
-        properties()["SHP-7"][0].function,
-        replace(case, layout="contiguous"),
-    )
-    tried = ((layout_matters, case), (prop.function, contiguous), (prop.function, case))
-    if [_fails(implementation, function, each) for function, each in tried] != [True, False, True]:
-        return None
-    return FailedPrecondition("SHP-7", "it passes where the same inputs are contiguous")
+    layout_matters = properties()["SHP-7"][0].function
+    contiguous = replace(case, layout="contiguous")
+    if (
+        _fails(implementation, layout_matters, case) is True
+        and _fails(implementation, prop.function, contiguous) is False
+        and _fails(implementation, prop.function, case) is True
+    ):
+        return FailedPrecondition("SHP-7", "it passes where the same inputs are contiguous")
+    return None
 
 
-def refuses_layout(session: Session) -> bool:
-    """Return whether the layout of the inputs alone made the last call raise: with contiguous
-    copies it returns.
+def allowed_refusal(session: Session, prop: Property, violation: Violation) -> str:
+    """Return why a violation is a refusal that the contract allows, empty if it is none.
+
+    CAU-3 allows it for a causal call with L != S, and SHP-7 for inputs that are not contiguous, if
+    the same call with contiguous inputs does not raise.
     """
+    if not isinstance(violation, CallRaised) or violation.what != CALL:
+        return ""
+    if isinstance(violation.error, RankError):  # not by every rank
+        return ""
+    case = session.case
+    if prop.may_refuse and case.causal and case.L != case.S:
+        return MAY_REFUSE
+    if prop.clause != "SHP-7" and _refuses_layout(session):
+        return LAYOUT_REFUSED
+    return ""
+
+
+def _refuses_layout(session: Session) -> bool:
+    """Return whether the last call raised, and returns with contiguous copies of its inputs."""
     last = session.steps[-1]
     if not isinstance(last, CallStep):
         return False

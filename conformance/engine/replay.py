@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import Domain
 from mha.conformance.cases.parsing import read_case
-from mha.conformance.engine.search import allowed_refusal
+from mha.conformance.engine.preconditions import allowed_refusal
 from mha.conformance.harness.errors import AdapterError, Discard, GpuLost, Violation
 from mha.conformance.harness.integrity import judging, require_never_touched
 from mha.conformance.harness.isolation import of_property

@@ -11,7 +11,8 @@ import pytest
 from mha.conformance import check
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import CaseSpace, Domain
-from mha.conformance.engine.search import Budget, PropertyResult, Search, run_property
+from mha.conformance.engine.property_run import run_property
+from mha.conformance.engine.search import Budget, PropertyResult, Search
 from mha.conformance.engine.sensitivity import Outcome, outcome
 from mha.conformance.faults import registry as faults
 from mha.conformance.harness.assertions import assume, expect, expect_close

@@ -12,7 +12,7 @@ import pytest
 from mha.conformance import check
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.reasons import NeedsClaim
-from mha.conformance.engine import judge
+from mha.conformance.engine import verdicts
 from mha.conformance.engine.preconditions import FailedPrecondition
 from mha.conformance.engine.search import Failure, PropertyResult
 from mha.conformance.faults import registry as faults
@@ -24,7 +24,7 @@ from mha.conformance.settings import Settings
 from mha.conformance.waivers import Waiver
 from mha.spec import CLAUSES
 
-verdict_of = partial(judge.verdict_of, requires=Settings().requires)
+verdict_of = partial(verdicts.verdict_of, requires=Settings().requires)
 
 SOME_CASES = (Case(), Case(L=2), Case(L=3))
 

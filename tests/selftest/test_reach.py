@@ -12,7 +12,9 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.reasons import NeedsClaim
-from mha.conformance.engine.search import MAY_REFUSE, PropertyResult, run_property
+from mha.conformance.engine.preconditions import MAY_REFUSE
+from mha.conformance.engine.property_run import run_property
+from mha.conformance.engine.search import PropertyResult
 from mha.conformance.faults import registry as faults
 from mha.conformance.faults.base import CLAIMS
 from mha.conformance.harness.errors import Discard
