@@ -1,11 +1,9 @@
-"""How the last call of a session reached the user's own code: the arguments by its own names, and
-their shapes.
-"""
+"""How the last call of a session reached the user's own code: its arguments, and their shapes."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -39,9 +37,9 @@ def arguments_of(session: Session) -> str:
     built again.
     """
     original, step = original_of(session.implementation), session.steps[-1]
-    if not isinstance(original, ModuleImplementation | KernelImplementation) or not isinstance(
-        step, CallStep
-    ):
+    if not isinstance(original, ModuleImplementation | KernelImplementation):
+        return ""
+    if not isinstance(step, CallStep):
         return ""
     problem, dtype = step.problem, getattr(torch, session.case.dtype)
     inputs = problem.query, problem.key, problem.value
@@ -60,14 +58,20 @@ def arguments_of(session: Session) -> str:
         try:
             attention(*inputs, **options)
         except _ReachedError as reached:
-            return ", ".join(
-                f"{name} {_brief(x, dtype)}" for name, x in reached.arguments if x is not None
-            )
+            return _in_words(reached.arguments, dtype)
     return ""
 
 
+def _in_words(arguments: Iterable[tuple[str, Any]], dtype: torch.dtype) -> str:
+    texts = []
+    for name, value in arguments:
+        if value is not None:
+            texts.append(f"{name} {_brief(value, dtype)}")
+    return ", ".join(texts)
+
+
 def _recording(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that raises `_ReachedError` with the arguments by the names of another one."""
+    """Return a function that raises `_ReachedError` with the arguments by another one's names."""
     parameters = inspect.signature(function).parameters
     names = [name for name, parameter in parameters.items() if parameter.kind in BY_POSITION]
 
@@ -79,15 +83,13 @@ def _recording(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _brief(x: Any, dtype: torch.dtype) -> str:
-    """Return the shape of a tensor, with its dtype if it is another one, numbers or words as they
-    are, or a type.
+    """Return what is said of an argument: a tensor's shape, and its dtype if that is another one.
+
+    Numbers and words are said as they are, and of anything else the type.
     """
     if isinstance(x, Tensor):
-        return str(tuple(x.shape)) + (
-            f" {x.dtype}".replace(" torch.", " ") if x.dtype != dtype else ""
-        )
+        shape = str(tuple(x.shape))
+        return shape if x.dtype == dtype else f"{shape} {x.dtype}".replace(" torch.", " ")
     plain = bool | int | float | str
-    is_plain = isinstance(x, plain) or (
-        type(x) is tuple and all(isinstance(each, plain) for each in x)
-    )
-    return f"{x!r:.80}" if is_plain else type(x).__name__
+    are_plain = type(x) is tuple and all(isinstance(each, plain) for each in x)
+    return f"{x!r:.80}" if are_plain or isinstance(x, plain) else type(x).__name__

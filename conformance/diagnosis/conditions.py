@@ -58,18 +58,16 @@ CONDITIONS: Mapping[str, Callable[[CallStep], bool]] = {
 
 
 def condition(showing: Sequence[CallStep], others: Sequence[CallStep]) -> str | None:
-    """Return the condition that tells calls from others, "" if there are no others, and None if
-    none does.
-    """
+    """Return what tells calls from others, in words: "" if there are no others, None if nothing."""
     if not others:
         return ""
     for text, holds in CONDITIONS.items():
         if all(map(holds, showing)) and not any(map(holds, others)):
             return text
-    of_sizes = (
-        _of_size(name, [*map(size, showing)], [*map(size, others)]) for name, size in SIZES.items()
-    )
-    return next(filter(None, of_sizes), None)
+    for name, size in SIZES.items():
+        if found := _of_size(name, list(map(size, showing)), list(map(size, others))):
+            return found
+    return None
 
 
 def _of_size(name: str, shown: Sequence[int], hidden: Sequence[int]) -> str | None:
@@ -98,8 +96,5 @@ def _mask_is(step: CallStep, per_head: bool, per_query: bool) -> bool:
     mask = step.problem.mask
     if mask is None:
         return False
-    heads, queries = (
-        (mask.shape[-3] if mask.ndim > 2 else 1),
-        (mask.shape[-2] if mask.ndim > 1 else 1),
-    )
+    *_, heads, queries, _ = (1, 1, 1, *mask.shape)
     return (heads > 1) is per_head and (queries > 1) is per_query

@@ -1,5 +1,4 @@
-"""Evidence for a diagnosis: what an implementation returned in a failing session, and in calls like
-it.
+"""Evidence for a diagnosis: what was returned in a failing session, and in calls like it.
 
 The other calls keep coincidences out. They repeat the property on the same case with other numbers,
 and on cases of other sizes; and there are plain calls with each claimed form of mask, whatever the
@@ -56,9 +55,11 @@ class Evidence:
 
     step: with the masks that the implementation was given: the causal flag is part of the mask
         where it has no flag.
-    config, weights: of the attention that was called. output: (B, L, D), in float64. right: the
-        oracle's, with its bound. wrong: boolean (B, L), the rows outside that bound. filled:
-        boolean (B, H, L), the rows with an allowed key.
+    config, weights: of the attention that was called.
+    output: (B, L, D), in float64.
+    right: the oracle's, with its bound.
+    wrong: boolean (B, L), the rows outside that bound.
+    filled: boolean (B, H, L), the rows with an allowed key.
     """
 
     step: CallStep
@@ -68,6 +69,11 @@ class Evidence:
     right: Ball
     wrong: Tensor
     filled: Tensor
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether any row is outside the bound."""
+        return bool(self.wrong.any())
 
 
 Sizes = tuple[int, int, int, int, int]
@@ -90,52 +96,52 @@ class Recorder(Session):
         return recorded
 
     def forward(self, problem: Problem, via: Instance | None = None) -> Tensor:
-        """Return the output, which is no evidence: what differentiates it may change the inputs in
-        between.
-        """
+        """Return the output, and forget it: what differentiates it may change the inputs."""
         output = super().forward(problem, via)
         self.returned.clear()
         return output
 
 
 def collect(prop: Property, session: Session) -> list[Sequence[Evidence]]:
-    """Return the calls of each session, first those of the failing one; none if no answer in that
-    is incorrect.
+    """Return the calls of each session, in order, first those of the failing session.
 
-    A session is a sequence of calls in order. The implementation is called again for all of them.
+    None if no answer in that is incorrect. The implementation is called again for all of them.
     """
-    case = session.case
-    first = calls_of(prop.function, session, case)
-    if not any(bool(call.wrong.any()) for call in first):
+    found: list[Sequence[Evidence]] = [calls_of(prop.function, session, session.case)]
+    if not any(call.is_wrong for call in found[0]):
         return []
-    others = [calls_of(prop.function, session, each) for each in related_cases(prop, case)]
-    return [calls for calls in (first, *others) if calls]
+    for case in related_cases(prop, session.case):
+        if calls := calls_of(prop.function, session, case):
+            found.append(calls)
+    return found
 
 
 def related_cases(prop: Property, case: Case) -> Iterator[Case]:
-    """Yield a case of a property with other numbers, and cases of other sizes, some with what is
-    special in it.
-    """
+    """Yield a case with other numbers, and with other sizes, some with what is special in it."""
     square = case.inputs in ("self", "query_key", "query_value") or prop.domain.square
     for number in range(1, AGAIN):
-        yield replace(
-            case, seed=case.seed + number, values=case.values if number < AGAIN - 2 else "normal"
-        )
+        # The last two have ordinary numbers.
+        values = case.values if number < AGAIN - 2 else "normal"
+        yield replace(case, seed=case.seed + number, values=values)
     for number, sizes in enumerate(_related_sizes(case), AGAIN):
         row = {**sizes, "S": sizes["L"]} if square else sizes
         yield replace(case, **row, seed=case.seed + number, values="normal")
 
 
+def sizes_of(case: Case) -> dict[str, int]:
+    """Return the sizes of a case, by `NAMES`."""
+    return {name: getattr(case, name) for name in NAMES}
+
+
 def _related_sizes(case: Case) -> Iterator[dict[str, Any]]:
-    own = {name: getattr(case, name) for name in NAMES}
+    own = sizes_of(case)
     larger: dict[str, Any] = dict(zip(NAMES, RELATED[0], strict=True))
     for name, size in own.items():
         if size == 1:
             yield larger | {name: 1}
-    yield larger | {name: size for name, size in own.items() if size > LARGE}
-    yield larger | {
-        name: size * 3 // 2 for name, size in own.items() if size > LARGE
-    }  # of another tile
+    special = {name: size for name, size in own.items() if size > LARGE}
+    yield larger | special
+    yield larger | {name: size * 3 // 2 for name, size in special.items()}  # of another tile
     yield larger | {"S": larger["L"]}
     yield larger | {"n_heads": larger["B"]}
     for row in RELATED:
@@ -149,48 +155,42 @@ _plain: dict[tuple[int, str, str], tuple[Implementation, PlainCalls]] = {}
 
 
 def plain_calls(session: Session) -> PlainCalls:
-    """Return calls with each claimed form of mask, whatever the property is about; a session is a
-    tuple of them.
-    """
+    """Return calls with each claimed form of mask, whatever the property is about."""
     key = id(session.implementation), session.case.dtype, session.case.device
     if key not in _plain:
         if len(_plain) == KEPT:
-            del _plain[next(iter(_plain))]
-        made = (
-            tuple(calls_of(_call_thrice, session, case))
-            for case in plain_cases(session, PLAIN_SIZES)
-        )
-        _plain[key] = session.implementation, tuple(calls for calls in made if calls)
+            oldest, *_ = _plain
+            del _plain[oldest]
+        made = []
+        for case in plain_cases(session, PLAIN_SIZES):
+            if calls := calls_of(_call_thrice, session, case):
+                made.append(tuple(calls))
+        _plain[key] = session.implementation, tuple(made)
     return _plain[key][1]
 
 
 def answers(implementation: Implementation, session: Session) -> list[Tensor]:
-    """Return what an implementation answers to calls with each claimed form of mask, larger than
-    the plain ones.
-    """
-    cases = [replace(case, dtype="float64") for case in plain_cases(session, [WIDE])]
-    calls = (calls_of(_call_thrice, Session(implementation, case), case) for case in cases)
-    return [call.output for made in calls for call in made]
+    """Return the answers to calls with each claimed form of mask, larger than the plain ones."""
+    outputs: list[Tensor] = []
+    for plain in plain_cases(session, [WIDE]):
+        case = replace(plain, dtype="float64")
+        calls = calls_of(_call_thrice, Session(implementation, case), case)
+        outputs += [call.output for call in calls]
+    return outputs
 
 
 def _call_thrice(session: Session, case: Case) -> None:
-    """Call an attention on three problems of the same shapes, the second time with weights, the
-    third in training.
-    """
-    problem = case.problem()
-    session(problem)
-    other, last = (
-        replace(case, seed=case.seed + number).problem(weights=problem.weights)
-        for number in (100, 200)
-    )
-    session(other, need_weights=session.claims.returns_weights)
-    session(last, mode="train")
+    """Call an attention on three problems of the same shapes: plainly, for weights, in training."""
+    first = case.problem()
+    session(first)
+    second = replace(case, seed=case.seed + 100).problem(weights=first.weights)
+    third = replace(case, seed=case.seed + 200).problem(weights=first.weights)
+    session(second, need_weights=session.claims.returns_weights)
+    session(third, mode="train")
 
 
 def plain_cases(session: Session, sizes: Sequence[Sizes]) -> Iterator[Case]:
-    """Yield cases with each claimed form of mask in each of these sizes, with and without the
-    causal flag.
-    """
+    """Yield cases with each claimed form of mask in each size, with and without the causal flag."""
     domain = PLAIN.within(session.claims)
     if not isinstance(domain, Domain):
         return
@@ -210,31 +210,31 @@ def plain_cases(session: Session, sizes: Sequence[Sizes]) -> Iterator[Case]:
 def calls_of(function: PropertyFunction, session: Session, case: Case) -> list[Evidence]:
     """Run a property; return its plain calls in order."""
     claims = session.claims
-    sizes: dict[str, Any] = fit_sizes({name: getattr(case, name) for name in NAMES}, claims)
+    sizes: dict[str, Any] = fit_sizes(sizes_of(case), claims)
     recorder = Recorder(session.implementation, replace(case, **sizes))
     joins = joins_causal(session.implementation)
     # Whatever a case of other sizes leads to, it says nothing about the property.
     with suppress(Exception), preserved():
         function(recorder, recorder.case)
-    builds = {step.number: step for step in recorder.steps if isinstance(step, BuildStep)}
+    builds: dict[int, BuildStep] = {}
     calls = []
     for step in recorder.steps:
-        if isinstance(step, CallStep) and step.number in recorder.returned and step.build in builds:
-            build = builds[step.build]
-            if _is_plain(step, build.config):
-                found = _evidence(
-                    step, build, recorder.returned[step.number].double().cpu(), claims
-                )
-                calls.append(
-                    replace(found, step=_with_joined_masks(step, claims)) if joins else found
-                )
+        if isinstance(step, BuildStep):
+            builds[step.number] = step
+        elif isinstance(step, CallStep) and step.number in recorder.returned:
+            build = builds.get(step.build)
+            if build is None or not _is_plain(step, build.config):
+                continue
+            output = recorder.returned[step.number].double().cpu()
+            found = _evidence(step, build, output, claims)
+            if joins:
+                found = replace(found, step=_with_joined_masks(step, claims))
+            calls.append(found)
     return calls
 
 
 def joins_causal(implementation: Implementation) -> bool:
-    """Return whether an adapter makes the causal flag a part of the mask, since what it adapts has
-    none.
-    """
+    """Return whether an adapter joins the causal flag to the mask, as for code without a flag."""
     call, claims = getattr(original_of(implementation), "call", None), implementation.claims
     if not isinstance(call, CallByName) or call.signature.is_causal:
         return False
@@ -246,35 +246,27 @@ def _with_joined_masks(step: CallStep, claims: Claims) -> CallStep:
     if not (problem.is_causal and claims.causal):
         return step
     causal = causal_mask(*problem.shape[2:], claims.causal, problem.query.device)[None, None]
-    return replace(
-        step, problem=problem.change(mask=join_causal(problem.mask, causal), is_causal=False)
-    )
+    joined = join_causal(problem.mask, causal)
+    return replace(step, problem=problem.change(mask=joined, is_causal=False))
 
 
 def _is_plain(step: CallStep, config: Config) -> bool:
     """Return whether the textbook's formula says what a call returns."""
     problem = step.problem
-    if not all(
-        bool(x.isfinite().all()) for x in (step.problem.query, step.problem.key, step.problem.value)
-    ):
-        return False
-    variant = config.extra_keys or config.length_first or step.mode == "autocast"
-    return (
-        not variant and _fits_together(problem) and not (config.drops and MODES[step.mode].training)
-    )
+    for x in (problem.query, problem.key, problem.value):
+        if not bool(x.isfinite().all()):
+            return False
+    is_variant = config.extra_keys or config.length_first or step.mode == "autocast"
+    drops = config.drops and MODES[step.mode].training
+    return not is_variant and not drops and _fits_together(problem)
 
 
 def _fits_together(problem: Problem) -> bool:
-    """Return whether shapes agree and no size is 0; a call with other inputs should have been
-    refused.
-    """
+    """Return whether shapes agree and no size is 0; other inputs should have been refused."""
     query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
-    if (
-        query.ndim != 3
-        or key.ndim != 3
-        or len(query) != len(key)
-        or key.shape[:2] != value.shape[:2]
-    ):
+    if query.ndim != 3 or key.ndim != 3 or len(query) != len(key):
+        return False
+    if key.shape[:2] != value.shape[:2]:
         return False
     try:
         if mask is not None:
@@ -288,10 +280,7 @@ def _evidence(step: CallStep, build: BuildStep, output: Tensor, claims: Claims) 
     with torch.inference_mode():
         expected = oracle(step.problem.cpu(), claims)
     right = expected.output
-    same = (
-        ((output - right.mid).abs() <= right.rad)
-        | (output.isnan() & right.mid.isnan())
-        | (output == right.mid)
-    )
-    wrong = ~(same | right.rad.isinf()).all(-1)
+    is_within = (output - right.mid).abs() <= right.rad
+    is_same = (output == right.mid) | (output.isnan() & right.mid.isnan())
+    wrong = ~(is_within | is_same | right.rad.isinf()).all(-1)
     return Evidence(step, build.config, build.weights, output, right, wrong, ~expected.empty)

@@ -1,10 +1,8 @@
-"""Which step of an incorrect call is the first wrong one, as far as the layers of a module and its
-weights show it.
-"""
+"""Which step of an incorrect call is the first wrong one, as far as layers and weights show it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +14,7 @@ from mha.conformance.harness.session import Session
 from mha.conformance.harness.textbook import TextbookAttention
 from mha.conformance.properties.registry import Property
 from mha.implementations.adapters.construction import built_for_calls
+from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.module import FROM_LAYOUT, ModuleAttention, ModuleImplementation
 from mha.implementations.discovery.resolve import original_of
 from mha.implementations.process.torch_state import preserved, threads
@@ -33,12 +32,12 @@ class _Formula(TextbookAttention):
         super().__init__(claims, call.config, call.weights.to(dtype), torch.Generator())
         self.steps: dict[str, Tensor] = {}
         problem, mask = call.step.problem, call.step.problem.mask
-        mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
+        if mask is not None and mask.is_floating_point():
+            mask = mask.to(dtype)
         inputs = (x.to(dtype) for x in (problem.query, problem.key, problem.value))
+        options = problem.options.change(mask=mask).arguments
         with torch.no_grad():
-            self.steps["output"] = self(
-                *inputs, **problem.options.change(mask=mask).arguments
-            ).output
+            self.steps["output"] = self(*inputs, **options).output
 
     def weigh(self, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
         """Return the weights (B, H, L, S)."""
@@ -52,8 +51,7 @@ class _Formula(TextbookAttention):
 
 
 def first_wrong_step(prop: Property, session: Session) -> str:
-    """Return which steps of the first incorrect call of a session are right, and which one is not;
-    "" if none is seen.
+    """Return which steps of the first incorrect call are right, and which is not; "" if unknown.
 
     Seen are the layers of a module that is adapted by its parameters, and the weights that it
     returns. The implementation is called again.
@@ -62,34 +60,35 @@ def first_wrong_step(prop: Property, session: Session) -> str:
     if not isinstance(original, ModuleImplementation):
         return ""
     with threads(1), judging(session.implementation), preserved():
-        call = next(
-            (
-                call
-                for call in calls_of(prop.function, session, session.case)
-                if bool(call.wrong.any())
-            ),
-            None,
-        )
-        if call is None:
+        calls = calls_of(prop.function, session, session.case)
+        wrong = [call for call in calls if call.is_wrong]
+        if not wrong:
             return ""
-        dtype, device = call.step.problem.query.dtype, session.case.device
-        with built_for_calls(max(call.step.problem.shape[2:]), call.step.problem.shape[0]):
+        call = wrong[0]
+        problem = call.step.problem
+        dtype, device = problem.query.dtype, session.case.device
+        with built_for_calls(max(problem.shape[2:]), problem.shape[0]):
             attention = original.build(call.config, call.weights, dtype=dtype, device=device)
         steps = list(_steps(attention, call, session.claims))
-    wrong = next((number for number, (_, is_right) in enumerate(steps) if not is_right), None)
-    if wrong is None or len(steps) == 1:  # nothing but the output is seen
+    return _up_to_the_first_wrong(steps)
+
+
+def _up_to_the_first_wrong(steps: Sequence[tuple[str, bool]]) -> str:
+    """Return the steps in words up to one that is wrong, "" if none is."""
+    if len(steps) == 1:  # nothing but the output is seen
         return ""
-    return ", ".join(
-        f"{name} {'right' if is_right else 'wrong'}" for name, is_right in steps[: wrong + 1]
-    )
+    texts: list[str] = []
+    for name, is_right in steps:
+        if not is_right:
+            return ", ".join([*texts, f"{name} wrong"])
+        texts.append(f"{name} right")
+    return ""
 
 
 def _steps(
     attention: ModuleAttention, call: Evidence, claims: Claims
 ) -> Iterator[tuple[str, bool]]:
-    """Yield whether the steps that can be seen are right, in order; a projection is if its input
-    is.
-    """
+    """Yield whether each step that is seen is right, in order; of a projection, its input."""
     problem, seen = call.step.problem, dict[str, Tensor]()
     for key, layer in _layers(attention):
         layer.register_forward_pre_hook(_recording(key, seen))
@@ -99,9 +98,8 @@ def _steps(
         output, weights, _ = problem.change(need_weights=call.step.need_weights).call(attention)
     back, axes = FROM_LAYOUT[attention.layout], len(attention.layout.split())
     seen = {key: back(x) if x.ndim == axes else x for key, x in seen.items()}
-    exact, rounded = (
-        _Formula(call, claims, dtype).steps for dtype in (torch.float64, problem.query.dtype)
-    )
+    exact = _Formula(call, claims, torch.float64).steps
+    rounded = _Formula(call, claims, problem.query.dtype).steps
     projected = [(x, inputs["qkv".index(key[2])]) for key, x in seen.items() if key != "w_o"]
     if projected:
         yield "projections", all(_is_alike(x, given, given) for x, given in projected)
@@ -124,23 +122,28 @@ def _recording(
 
 def _layers(attention: ModuleAttention) -> Iterator[tuple[str, nn.Module]]:
     """Yield the projections that are modules of their own, by their keys in the declaration."""
+    modules = dict(attention.module.named_modules())
     for key, path in attention.parameter_paths.items():
-        name = path if isinstance(path, str) else path[0] if path else ""
-        module = dict(attention.module.named_modules()).get(name)
+        module = modules.get(_name_of(path))
         if key.startswith("w") and module is not None:
             yield key, module
 
 
+def _name_of(path: ParameterPath) -> str:
+    if isinstance(path, str):
+        return path
+    return path[0] if path else ""
+
+
 def _is_alike(actual: Tensor, exact: Tensor, rounded: Tensor) -> bool:
-    """Return whether a tensor, which may be flattened, is as near to the exact one as rounding
-    takes the formula.
+    """Return whether a tensor is as near to the exact one as the formula with its roundings.
+
+    It may be flattened.
     """
     if actual.numel() != exact.numel():
         return False
     right = exact.double()
-    allowed = (
-        torch.finfo(rounded.dtype).eps * right.nan_to_num().norm()
-        + (rounded - right).nan_to_num().norm()
-    )
-    error = (actual.double().reshape(right.shape) - right).masked_fill(right.isnan(), 0.0).norm()
-    return bool(error <= SLACK * allowed)
+    one_rounding = torch.finfo(rounded.dtype).eps * right.nan_to_num().norm()
+    allowed = one_rounding + (rounded - right).nan_to_num().norm()
+    error = (actual.double().reshape(right.shape) - right).masked_fill(right.isnan(), 0.0)
+    return bool(error.norm() <= SLACK * allowed)
