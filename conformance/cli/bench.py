@@ -30,8 +30,9 @@ from mha.conformance.ranges import ROUNDS, THREADS
 from mha.conformance.reports.files import suffixes
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.kept import FOLDER, keep, read_kept
+from mha.conformance.reports.layout import fitted, width_of
 from mha.conformance.reports.merge import merge
-from mha.conformance.reports.text import fitted, visible, visible_line, visible_name, width_of
+from mha.conformance.reports.text import visible, visible_line, visible_name
 from mha.conformance.reports.writing import write_text
 from mha.conformance.results import Report, Verdict, now
 from mha.conformance.settings import Settings, by_name, validate_choice, validate_devices

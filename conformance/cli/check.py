@@ -26,21 +26,18 @@ from mha.conformance.reports.entries import SECTIONS, entries
 from mha.conformance.reports.files import save_last, validate_file, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
 from mha.conformance.reports.journal import journal
+from mha.conformance.reports.layout import WIDTH, fitted, width_of, wrapped
 from mha.conformance.reports.summary import SIGNS, is_failure
 from mha.conformance.reports.terminal import STYLES, matrix, needs_plain
 from mha.conformance.reports.text import (
     HANGING,
-    WIDTH,
     brief,
     describe,
     describe_changes,
-    fitted,
     place,
     summarise,
     visible_line,
     visible_name,
-    width_of,
-    wrapped,
 )
 from mha.conformance.results import Report, Verdict, now, settled, status_of
 from mha.conformance.settings import Settings

@@ -10,9 +10,10 @@ from pathlib import Path
 from mha.conformance.reports.changes import write_changes
 from mha.conformance.reports.compare import Comparison, describe_changes
 from mha.conformance.reports.files import read, validate_file, write
+from mha.conformance.reports.layout import width_of
 from mha.conformance.reports.merge import merge
 from mha.conformance.reports.terminal import matrix, needs_plain
-from mha.conformance.reports.text import summarise_report, visible_name, width_of
+from mha.conformance.reports.text import summarise_report, visible_name
 from mha.conformance.results import Report
 
 

@@ -19,9 +19,9 @@ from mha.conformance.pytest_plugin.stash import JOURNAL, KEPT, REASONS, REPORT, 
 from mha.conformance.reports.files import save_last, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
 from mha.conformance.reports.journal import Journal, journal
+from mha.conformance.reports.layout import WIDTH
 from mha.conformance.reports.terminal import matrix, needs_plain
 from mha.conformance.reports.text import (
-    WIDTH,
     brief,
     describe,
     summarise_report,

@@ -1,1 +1,1 @@
-"""Reports of a run: in the terminal, as GitHub annotations, and as JSON, Markdown and HTML files."""
+"""Reports of a run: in the terminal, as GitHub annotations, and as JSON, Markdown or HTML."""

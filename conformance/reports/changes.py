@@ -5,26 +5,34 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
-
 from mha.conformance.reports.compare import Comparison, blocks, notes, unchanged
-from mha.conformance.reports.summary import findings
+from mha.conformance.reports.html import page, resource
+from mha.conformance.reports.summary import clauses_in, findings
 from mha.conformance.reports.text import visible_name
 from mha.conformance.reports.writing import write_text
 from mha.conformance.results import Report, Verdict, status_of
 from mha.conformance.shown import markdown_line
 
+# What the JSON says about each run as a whole.
+RUN_FIELDS = (
+    "profile",
+    "seed",
+    "strict",
+    "versions",
+    "targets",
+    "started",
+    "host",
+    "incomplete",
+    "exit_status",
+)
 TITLE = "Multi-head attention conformance: two runs compared"
 
 
 def write_changes(comparison: Comparison, file: Path) -> str:
-    """Write a comparison in the format of the file's suffix; return an error message, empty if it
-    was written.
-    """
+    """Write a comparison in the format of the file's suffix; return an error message, or ""."""
     try:
         write_text(file, f"{FORMATS[file.suffix](comparison)}\n")
     except OSError as error:
@@ -34,33 +42,33 @@ def write_changes(comparison: Comparison, file: Path) -> str:
 
 def to_markdown(comparison: Comparison) -> str:
     """Return a heading for each part of a comparison, with a list of its entries."""
-    lines = [f"## {TITLE}", "", *(f"- {markdown_line(fact)}" for fact in _facts(comparison))]
+    lines = [f"## {TITLE}", "", *_items(_facts(comparison))]
     for block in blocks(comparison):
-        entries = [f"- {markdown_line(entry)}" for entry in block.entries]
-        lines += ["", f"### {block.heading.capitalize()}", "", *entries]
+        lines += ["", f"### {block.heading.capitalize()}", "", *_items(block.entries)]
     return "\n".join([*lines, "", f"{unchanged(comparison).capitalize()}."])
+
+
+def _items(texts: Iterable[str]) -> list[str]:
+    """Return the items of a list in Markdown."""
+    return [f"- {markdown_line(text)}" for text in texts]
 
 
 def to_html(comparison: Comparison) -> str:
     """Return the same as a page that loads nothing else."""
-    resources = files("mha.conformance.reports")
-    page = Environment(autoescape=True, trim_blocks=True).from_string(
-        (resources / "page.changes.html.j2").read_text(encoding="utf-8")
-    )
-    return page.render(
+    return page("page.changes.html.j2").render(
         title=TITLE,
         facts=_facts(comparison),
         blocks=blocks(comparison),
         unchanged=unchanged(comparison),
-        css=(resources / "page.css").read_text(encoding="utf-8"),
+        css=resource("page.css"),
     )
 
 
 def to_json(comparison: Comparison) -> str:
     """Return a comparison as JSON, with the verdicts of each cause."""
-    settings = [
-        {"name": name, "before": old, "after": new} for name, old, new in comparison.settings
-    ]
+    settings = []
+    for name, old, new in comparison.settings:
+        settings.append({"name": name, "before": old, "after": new})
     data = {
         "exit_status": comparison.exit_status,
         "before": _run(comparison.before),
@@ -72,7 +80,7 @@ def to_json(comparison: Comparison) -> str:
         "changed": _pairs(comparison.changed),
         "less_accurate": _pairs(comparison.less_accurate),
         "slower": [each._asdict() for each in comparison.slower],
-        "no_longer_judged": [asdict(verdict) for verdict in comparison.no_longer_judged],
+        "no_longer_judged": list(map(asdict, comparison.no_longer_judged)),
         "unchanged": comparison.unchanged,
         "judged": len(comparison.after.verdicts),
     }
@@ -89,11 +97,8 @@ FORMATS: dict[str, Callable[[Comparison], str]] = {
 
 def _facts(comparison: Comparison) -> list[str]:
     """Return when both runs were, and everything that may explain a change."""
-    runs = (("before", comparison.before), ("now", comparison.after))
-    return [
-        *(f"{which}: {visible_name(_when(report))}" for which, report in runs),
-        *notes(comparison),
-    ]
+    before, now = visible_name(_when(comparison.before)), visible_name(_when(comparison.after))
+    return [f"before: {before}", f"now: {now}", *notes(comparison)]
 
 
 def _when(report: Report) -> str:
@@ -101,18 +106,8 @@ def _when(report: Report) -> str:
 
 
 def _run(report: Report) -> dict[str, Any]:
-    names = (
-        "profile",
-        "seed",
-        "strict",
-        "versions",
-        "targets",
-        "started",
-        "host",
-        "incomplete",
-        "exit_status",
-    )
-    return {name: getattr(report, name) for name in names}
+    """Return what the JSON says about a run as a whole."""
+    return {name: getattr(report, name) for name in RUN_FIELDS}
 
 
 def _pairs(changes: Iterable[tuple[Verdict, Verdict]]) -> list[dict[str, Any]]:
@@ -125,11 +120,10 @@ def _causes(verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:
 
 
 def _cause(same: Sequence[Verdict]) -> dict[str, Any]:
-    clauses = list(dict.fromkeys(verdict.clause for verdict in same))
     return {
         "implementation": same[0].implementation,
         "diagnosis": same[0].diagnosis,
         "status": status_of(same[0]),
-        "clauses": clauses,
-        "verdicts": [asdict(verdict) for verdict in same],
+        "clauses": clauses_in(same),
+        "verdicts": list(map(asdict, same)),
     }

@@ -8,7 +8,7 @@ import re
 import textwrap
 
 from mha.conformance.properties.source_index import Listed, listing
-from mha.conformance.reports.text import INDENT, wrapped
+from mha.conformance.reports.layout import INDENT, wrapped
 from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Clause
 
 REGENERATE = "mha spec --markdown > spec/CONTRACT.md"

@@ -1,6 +1,4 @@
-"""What does not pass, in the order in which a reader needs it: an entry for each cause, in
-sections.
-"""
+"""What does not pass, in the order in which a reader needs it: sections, and entries by cause."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mha.conformance.reports.sentence import EMPTY_ROWS
-from mha.conformance.reports.summary import findings
+from mha.conformance.reports.summary import QUIET, clauses_in, findings
 from mha.conformance.results import Verdict, status_of
 from mha.spec.clauses import CLAUSES
 
@@ -24,7 +22,8 @@ SECTIONS = {
     "invalid input": "Accepts invalid input (advice)",
     "advice": "Other advice",
 }
-PASSING = ("pass", "not claimed")
+# The sections of statuses that come before the kind of a clause.
+OWN_SECTIONS = {"harness error": "judge", "stale waiver": "waivers", "waived": "waived"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Entry:
     @property
     def clauses(self) -> list[str]:
         """The clauses that fail, each once."""
-        return list(dict.fromkeys(verdict.clause for verdict in self.verdicts))
+        return clauses_in(self.verdicts)
 
     @property
     def cause(self) -> str:
@@ -51,20 +50,15 @@ class Entry:
     @property
     def section(self) -> str:
         """The section that it belongs to, a key of `SECTIONS`."""
-        return section_of(self.first)
-
-
-def section_of(verdict: Verdict) -> str:
-    """Return the section of a verdict that does not pass, a key of `SECTIONS`."""
-    own = {"harness error": "judge", "stale waiver": "waivers", "waived": "waived"}
-    status, kind = status_of(verdict), CLAUSES[verdict.clause].kind
-    if status in own:
-        return own[status]
-    if status != "unmet SHOULD":
-        return kind
-    if verdict.clause == EMPTY_ROWS:
-        return "empty rows"
-    return "invalid input" if kind == "refusals" else "advice"
+        status = status_of(self.first)
+        kind = CLAUSES[self.first.clause].kind
+        if status in OWN_SECTIONS:
+            return OWN_SECTIONS[status]
+        if status != "unmet SHOULD":
+            return kind
+        if self.first.clause == EMPTY_ROWS:
+            return "empty rows"
+        return "invalid input" if kind == "refusals" else "advice"
 
 
 def entries(verdicts: Iterable[Verdict]) -> list[Entry]:
@@ -72,19 +66,20 @@ def entries(verdicts: Iterable[Verdict]) -> list[Entry]:
 
     What only another failure blocks is left out.
     """
-    verdicts = list(verdicts)
-    blocking = {verdict.blocked_by for verdict in verdicts if verdict.status == "blocked"}
-    listed = [
-        verdict
-        for verdict in verdicts
-        if verdict.status != "blocked" and status_of(verdict) not in PASSING
-    ]
-    found = [Entry(tuple(same)) for same in findings(listed)]
+    listed: list[Verdict] = []
+    blocking: set[str | None] = set()
+    for verdict in verdicts:
+        if verdict.status == "blocked":
+            blocking.add(verdict.blocked_by)
+        elif verdict.status not in QUIET:
+            listed.append(verdict)
 
     def rank(entry: Entry) -> tuple[int, bool]:
-        names = {name for clause in entry.clauses for name in (clause, CLAUSES[clause].family)}
-        return list(SECTIONS).index(entry.section), names.isdisjoint(blocking)
+        # A verdict is blocked by a clause or by a whole family.
+        families = [CLAUSES[clause].family for clause in entry.clauses]
+        return list(SECTIONS).index(entry.section), blocking.isdisjoint(entry.clauses + families)
 
+    found = [Entry(tuple(same)) for same in findings(listed)]
     return sorted(found, key=rank)
 
 

@@ -27,8 +27,7 @@ FORMATS: dict[str, Callable[[Report], str]] = {
 }
 # What `mha report`, `mha replay` and `mha waive` read by default.
 LAST = Path(".mha") / "last.json"
-# The reports that were the last ones before it, by when they were replaced, and how many of them
-# are kept.
+# Earlier last reports, by when they were replaced, and how many of them are kept.
 HISTORY, KEPT = Path(".mha") / "history", 10
 
 
@@ -43,9 +42,7 @@ def suffixes(formats: Collection[str] = tuple(FORMATS)) -> str:
 
 
 def validate_file(file: Path, option: str) -> None:
-    """Raise ValueError, in one line, for a file to which no report can be written; option: where it
-    was given.
-    """
+    """Raise ValueError for a file to which no report can be written; option: that named it."""
     if file.suffix not in FORMATS:
         raise ValueError(
             f"{option} takes a file name that ends in {suffixes()}, but was given {str(file)!r}"
@@ -62,9 +59,7 @@ def render(report: Report, suffix: str) -> str:
 
 
 def write(report: Report, file: Path) -> str:
-    """Write the report in the format of the file's suffix; return an error message, empty if it was
-    written.
-    """
+    """Write the report in the format of the file's suffix; return an error message, or ""."""
     try:
         write_text(file, render(report, file.suffix))
     except OSError as error:
@@ -76,14 +71,13 @@ def write(report: Report, file: Path) -> str:
 
 
 def save_last(report: Report, folder: Path) -> str:
-    """Save a report as that of the last run in a folder, if the folder can be written to; return a
-    warning, or "".
+    """Save a report as that of the last run in a folder, if that can be; return a warning, or "".
 
     A narrower run updates the last report; one that is replaced is kept in `HISTORY`, with a few
     before it. No link is written through, and nothing in an earlier report says where a file is
     written: its folder may be one that someone else has prepared.
     """
-    from mha.conformance.reports.journal import recover  # which saves what it finds by this module
+    from mha.conformance.reports.journal import recover  # which imports this module
 
     target = folder / LAST
     recover(folder)  # what was ended before: it is older than this report
@@ -91,18 +85,19 @@ def save_last(report: Report, folder: Path) -> str:
         make_ignored_folder(target.parent)
     except OSError as error:
         return _warning(error)
+    saved, warning = report, ""
     last = _read_if_any(target)
-    saved = updated(last, report) if last else report
-    warning = _keep(last, folder / HISTORY) if last and saved is report else ""
+    if last:
+        saved = updated(last, report)
+        if saved is report:
+            warning = _keep(last, folder / HISTORY)
     with suppress(OSError):
         write_own(target, render(saved, ".json"))  # in one step: another run may be reading it
     return warning
 
 
 def _keep(last: Report, history: Path) -> str:
-    """Keep a report that is replaced, by the time of that, with a few before it; return a warning,
-    or "".
-    """
+    """Keep a report that is replaced, and a few before it; return a warning, or ""."""
     replaced = datetime.now(UTC).isoformat(timespec="microseconds")
     try:
         make_own_folder(history)
@@ -115,14 +110,10 @@ def _keep(last: Report, history: Path) -> str:
 
 
 def _warning(error: OSError) -> str:
-    """Return what to say where a run is not saved: that of a folder that cannot be written is no
-    news.
-    """
-    return (
-        f"the run is not saved in {error.filename!r}: {error.strerror}"
-        if error.errno == ELOOP
-        else ""
-    )
+    """Return what to say where a run is not saved; "" for a folder that cannot be written."""
+    if error.errno != ELOOP:
+        return ""
+    return f"the run is not saved in {error.filename!r}: {error.strerror}"
 
 
 def _read_if_any(file: Path) -> Report | None:
@@ -133,13 +124,9 @@ def _read_if_any(file: Path) -> Report | None:
 
 
 def read(file: Path) -> Report:
-    """Read a report; raises ValueError, in one line, for a file that cannot be read or is not a
-    report.
-    """
+    """Read a report; raises ValueError for a file that cannot be read or is not a report."""
     if file == LAST:
-        from mha.conformance.reports.journal import (
-            recover,
-        )  # which saves what it finds by this module
+        from mha.conformance.reports.journal import recover  # which imports this module
 
         recover(Path())
     if file == LAST and not file.exists():

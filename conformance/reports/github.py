@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from mha.conformance.reports.markdown import to_markdown
@@ -16,46 +17,46 @@ from mha.spec.clauses import CLAUSES
 
 def runner_annotations(report: Report) -> list[str]:
     """Return the annotations, or none where this is not a run of GitHub Actions."""
-    return list(workflow_commands(report)) if os.environ.get("GITHUB_ACTIONS") == "true" else []
+    if os.environ.get("GITHUB_ACTIONS") != "true":
+        return []
+    return list(workflow_commands(report))
 
 
 def write_step_summary(report: Report) -> str:
-    """Add the report to the summary of the step, where GitHub Actions asks for one; return a
-    warning, or "".
-    """
+    """Add the report to the summary of a step of GitHub Actions; return a warning, or ""."""
     file = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not file:
+        return ""
     try:
-        if file:
-            with Path(file).open("a", encoding="utf-8", errors="backslashreplace") as summary:
-                summary.write(f"{to_markdown(report)}\n")
+        with Path(file).open("a", encoding="utf-8", errors="backslashreplace") as summary:
+            summary.write(f"{to_markdown(report)}\n")
     except OSError as error:
         return f"the summary of the step, {file!r}, cannot be written: {error.strerror}"
     return ""
 
 
 def workflow_commands(report: Report) -> Iterator[str]:
-    """Yield a workflow command for each failure: an error, or a notice if it is waived or an unmet
-    SHOULD.
+    """Yield a command for each failure: an error, or a notice if it is waived or an unmet SHOULD.
 
     The runner shows only the first few of a step, so the most severe come first. A notice with the
     verdict follows for each implementation that has any failure.
     """
     grouped = report.by_implementation
-    failures = {name: [v for v in own if v.status in LISTED] for name, own in grouped.items()}
-    for verdict in sorted((verdict for own in failures.values() for verdict in own), key=severity):
-        title = (
-            f"{verdict.clause} {visible_name(verdict.implementation)} {visible_name(verdict.dtype)}"
-        )
-        message = f"{brief(verdict)} ({visible(verdict.case)})" if verdict.case else brief(verdict)
-        kind = "error" if is_failure(verdict) else "notice"
-        yield _command(kind, f"{title}: {CLAUSES[verdict.clause].title}", message)
+    # In the order of the report, implementation by implementation, where they are equally severe.
+    ordered = chain.from_iterable(grouped.values())
+    failures = [verdict for verdict in ordered if verdict.status in LISTED]
+    for verdict in sorted(failures, key=severity):
+        name, dtype = visible_name(verdict.implementation), visible_name(verdict.dtype)
+        title = f"{verdict.clause} {name} {dtype}: {CLAUSES[verdict.clause].title}"
+        message = brief(verdict)
+        if verdict.case:
+            message += f" ({visible(verdict.case)})"
+        yield _command("error" if is_failure(verdict) else "notice", title, message)
+    failing = {verdict.implementation for verdict in failures}
     for name, own in grouped.items():
-        if failures[name]:
-            yield _command(
-                "notice",
-                f"{visible_name(name)}: {outcome(own)}",
-                visible(sentence_of(report, name)),
-            )
+        if name in failing:
+            said = visible(sentence_of(report, name))
+            yield _command("notice", f"{visible_name(name)}: {outcome(own)}", said)
 
 
 def _command(kind: str, title: str, message: str) -> str:

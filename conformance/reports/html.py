@@ -7,11 +7,12 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
+from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from jinja2 import Environment
+from jinja2 import Environment, Template
 
 from mha.conformance.harness.known_bad.sources import seen_in
 from mha.conformance.reports.entries import by_section, entries
@@ -20,6 +21,7 @@ from mha.conformance.reports.summary import (
     SIGNS,
     cause_of,
     cell_of,
+    clauses_in,
     conforms,
     legend,
     outcome,
@@ -48,6 +50,8 @@ CLASSES = {
     "✓": "pass",
     "-": "unclaimed",
 }
+# What the page says about a clause.
+CLAUSE_FIELDS = ("id", "level", "kind", "title", "statement", "why", "fix", "differs", "source")
 # The plot of error/bound: where its logarithmic scale begins, and its width.
 LEAST_MARGIN, WIDTH = 1e-3, 300
 # The verdicts on each implementation, under the name that the page shows.
@@ -55,8 +59,9 @@ ByName = Mapping[str, Sequence[Verdict]]
 
 
 class Section(NamedTuple):
-    """A further section of the page; id: of its heading. html: its body, with all text in it
-    escaped.
+    """A further section of the page.
+
+    id: of its heading. html: its body, with all text in it escaped.
     """
 
     title: str
@@ -68,33 +73,39 @@ def to_html(report: Report, sections: Sequence[Section] = ()) -> str:
     """Return the page, with further sections after the summary."""
     by_name = _by_name(report)
     families = list(_families(by_name))
-    rows = [row for family in families for row in family["rows"]]
-    signs = {sign for row in rows for sign in row["signs"]}
-    summary = [_summary(name, own) for name, own in by_name.items()]
-    margins = [row for name, own in by_name.items() for row in _margins(name, own)]
+    rows = list(chain.from_iterable(family["rows"] for family in families))
+    signs = set(chain.from_iterable(row["signs"] for row in rows))
     data = {"clauses": _clauses(report), "names": list(by_name), "verdicts": _evidence(by_name)}
-    page = Environment(autoescape=True, trim_blocks=True).from_string(_resource("page.html.j2"))
-    return page.render(
+    one_line = json.dumps(json.loads(report.to_json()))  # since the page is long
+    return page("page.html.j2").render(
         title="Multi-head attention conformance report",
         outcome=_outcome(report, by_name),
         facts=_facts(report),
         kinds=KINDS,
-        summary=summary,
+        summary=[_summary(name, own) for name, own in by_name.items()],
         sections=sections,
         families=families,
         passing=sum(row["passes"] for row in rows),
         classes=CLASSES,
         legend=legend(signs),
         failures=_failures(report, by_name),
-        margins=margins,
+        margins=list(_margins(by_name)),
         unclaimed=_unclaimed(by_name),
-        css=_resource("page.css"),
-        script=_resource("page.js"),
+        css=resource("page.css"),
+        script=resource("page.js"),
         data=_in_script(json.dumps(data)),
-        report=_in_script(
-            json.dumps(json.loads(report.to_json()))
-        ),  # in one line, as the page is long
+        report=_in_script(one_line),
     )
+
+
+def page(name: str) -> Template:
+    """Return a template beside this module, which escapes all text."""
+    return Environment(autoescape=True, trim_blocks=True).from_string(resource(name))
+
+
+def resource(name: str) -> str:
+    """Return the text of a file beside this module."""
+    return (files("mha.conformance.reports") / name).read_text(encoding="utf-8")
 
 
 def _in_script(text: str) -> str:
@@ -102,34 +113,32 @@ def _in_script(text: str) -> str:
     return text.replace("<", "\\u003c")
 
 
-def _resource(name: str) -> str:
-    return (files("mha.conformance.reports") / name).read_text(encoding="utf-8")
-
-
 def _by_name(report: Report) -> dict[str, list[Verdict]]:
-    """Return the verdicts on each implementation; names that look alike once they are cut get a
-    number.
-    """
+    """Return the verdicts by implementation; names that look alike once cut get a number."""
     named: dict[str, list[Verdict]] = {}
     for name, own in report.by_implementation.items():
-        label, number = visible_name(name), 2
+        label, number = visible_name(name), 1
         while label in named:
-            label, number = f"{visible_name(name)} ({number})", number + 1
+            number += 1
+            label = f"{visible_name(name)} ({number})"
         named[label] = own
     return named
 
 
 def _outcome(report: Report, by_name: ByName) -> str:
-    conforming = [own for own in by_name.values() if conforms(own)]
-    count = f"{len(conforming)} of {len(by_name)} implementations conform"
-    if partly := sum(tally(own).few_judged for own in conforming):
-        count += f", {partly} of them where judged"
-    sentences = [
-        f"INCOMPLETE: the run was stopped. So far, {count}." if report.incomplete else f"{count}."
-    ]
+    """Return in a few sentences how many implementations conform, and what is wrong with the run."""
+    conforming = list(filter(conforms, by_name.values()))
+    number = f"{len(conforming)} of {len(by_name)} implementations conform"
+    partly = sum(tally(own).few_judged for own in conforming)
+    if partly:
+        number += f", {partly} of them where judged"
+    sentences = [f"{number}."]
+    if report.incomplete:
+        sentences = [f"INCOMPLETE: the run was stopped. So far, {number}."]
     for name, why in report.broken.items():
         sentences.append(f"{visible_name(name)} could not be loaded: {visible_line(why)}.")
-    sentences += [f"{describe_changes(report.torch_changes)}."] if report.torch_changes else []
+    if report.torch_changes:
+        sentences.append(f"{describe_changes(report.torch_changes)}.")
     return " ".join(sentences)
 
 
@@ -142,8 +151,8 @@ def _facts(report: Report) -> list[str]:
 
 def _summary(name: str, own: Sequence[Verdict]) -> dict[str, Any]:
     """Return the row of an implementation in the table of implementations."""
-    counted, rejections = tally(own), total_rejections(own)
-    counts = [(counted.must.get(kind, ""), counted.should.get(kind, "")) for kind in KINDS]
+    totals, rejections = tally(own), total_rejections(own)
+    counts = [(totals.must.get(kind, ""), totals.should.get(kind, "")) for kind in KINDS]
     rejected = ""
     if rejections.tried:
         rejected = f"{rejections.rejected / rejections.tried:.0%} of {rejections.tried}"
@@ -151,7 +160,7 @@ def _summary(name: str, own: Sequence[Verdict]) -> dict[str, Any]:
         "name": name,
         "sign": "✓" if conforms(own) else "✗",
         "outcome": outcome(own),
-        "judged": f"{counted.judged} of {counted.clauses}",
+        "judged": f"{totals.judged} of {totals.clauses}",
         "counts": counts,
         "rejected": rejected,
         "examples": sum(verdict.examples for verdict in own),
@@ -166,21 +175,17 @@ def _families(by_name: ByName) -> Iterator[dict[str, Any]]:
         for verdict in own:
             cells.setdefault(verdict.clause, {}).setdefault(name, []).append(verdict)
     for letters, family in FAMILIES.items():
-        clauses = [
-            clause for clause in CLAUSES.values() if clause.family == letters and clause.id in cells
-        ]
-        if clauses:
-            rows = [
-                _clause_row(clause, [cells[clause.id].get(name, []) for name in by_name])
-                for clause in clauses
-            ]
+        rows = []
+        for clause in CLAUSES.values():
+            if clause.family == letters and clause.id in cells:
+                members = [cells[clause.id].get(name, []) for name in by_name]
+                rows.append(_clause_row(clause, members))
+        if rows:
             yield {"letters": letters, "title": family.title, "rows": rows}
 
 
 def _clause_row(clause: Clause, members: Sequence[Sequence[Verdict]]) -> dict[str, Any]:
-    """Return the row of a clause in the matrix; members: the verdicts of each implementation, in
-    order.
-    """
+    """Return the row of a clause in the matrix; members: the verdicts of each implementation."""
     signs = [cell_of(verdicts).sign if verdicts else "" for verdicts in members]
     passes = set(signs) <= {"✓", "-", ""}
     about = {"id": clause.id, "title": clause.title, "level": clause.level, "kind": clause.kind}
@@ -189,11 +194,12 @@ def _clause_row(clause: Clause, members: Sequence[Sequence[Verdict]]) -> dict[st
 
 def _clauses(report: Report) -> dict[str, dict[str, str]]:
     """Return what the page says about each clause that was judged."""
-    fields = ("id", "level", "kind", "title", "statement", "why", "fix", "differs", "source")
-    judged = {verdict.clause for verdict in report.verdicts}
-    return {
-        id: {name: getattr(CLAUSES[id], name) for name in fields} for id in CLAUSES if id in judged
-    }
+    judged = set(clauses_in(report.verdicts))
+    texts = {}
+    for clause in CLAUSES.values():
+        if clause.id in judged:
+            texts[clause.id] = {name: getattr(clause, name) for name in CLAUSE_FIELDS}
+    return texts
 
 
 def _evidence(by_name: ByName) -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -207,6 +213,7 @@ def _evidence(by_name: ByName) -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 
 def _details(verdict: Verdict) -> dict[str, Any]:
+    """Return what a cell says about a verdict, by the names that `page.js` has."""
     status = status_of(verdict)
     return {
         "sign": SIGNS[status][0],
@@ -232,10 +239,11 @@ def _details(verdict: Verdict) -> dict[str, Any]:
 
 
 def _rejected(verdict: Verdict) -> str:
-    counts = verdict.rejections.items()
-    return ", ".join(
-        f"{visible_name(name)} {count.rejected} of {count.tried}" for name, count in counts
-    )
+    """Return how often each known-bad answer was rejected, in words."""
+    counts = []
+    for name, each in verdict.rejections.items():
+        counts.append(f"{visible_name(name)} {each.rejected} of {each.tried}")
+    return ", ".join(counts)
 
 
 def _failures(report: Report, by_name: ByName) -> list[dict[str, Any]]:
@@ -248,10 +256,9 @@ def _failures(report: Report, by_name: ByName) -> list[dict[str, Any]]:
     for label, own in sorted(by_name.items(), key=lambda each: conforms(each[1])):
         name = own[0].implementation
         target = report.targets.get(name, name)
-        sections = {
-            title: [_finding(label, entry.verdicts, target) for entry in found]
-            for title, found in by_section(entries(own)).items()
-        }
+        sections = {}
+        for title, found in by_section(entries(own)).items():
+            sections[title] = [_finding(label, entry.verdicts, target) for entry in found]
         if sections:
             opened = [label] == failing or len(by_name) == 1
             said = visible(sentence_of(report, name))
@@ -262,11 +269,6 @@ def _failures(report: Report, by_name: ByName) -> list[dict[str, Any]]:
 def _finding(label: str, same: Sequence[Verdict], target: str) -> dict[str, str]:
     """Return what the page shows of findings of one cause, all of one implementation."""
     first, cause = same[0], visible_line(cause_of(same))
-    case = visible_line(first.case or "")
-    quoted = f'"{case}"' if not set(case) & set('"$`\\!') else shlex.quote(case)
-    command = (
-        f"mha replay {quoted} --clause {first.clause} --impl {shlex.quote(visible_name(target))}"
-    )
     return {
         "heading": cause or f"{first.clause} {CLAUSES[first.clause].title}",
         "link": f"#{quote(f'{label}/{first.clause}')}",
@@ -275,49 +277,62 @@ def _finding(label: str, same: Sequence[Verdict], target: str) -> dict[str, str]
         "where": ", ".join(dict.fromkeys(map(where, same))),
         "message": visible(first.message),
         "fix": visible(first.fix),
-        "replay": command if case else "",
+        "replay": _replay_command(first, target),
     }
 
 
-def _margins(name: str, own: Sequence[Verdict]) -> Iterator[dict[str, Any]]:
-    """Yield for each dtype and device the spread of error/bound over the clauses that pass."""
-    for dtype, device in dict.fromkeys((verdict.dtype, verdict.device) for verdict in own):
-        passing = [
-            v
-            for v in own
-            if (v.dtype, v.device, v.status) == (dtype, device, "pass") and v.margin > 0
-        ]
-        if passing:
-            margins = [verdict.margin for verdict in passing]
-            values = {"low": min(margins), "median": median(margins), "high": max(margins)}
-            yield {
-                "name": name,
-                "where": where(passing[0]),
-                "clause": max(passing, key=lambda verdict: verdict.margin).clause,
-                **{label: f"{value:.2g}" for label, value in values.items()},
-                **{f"x_{label}": _position(value) for label, value in values.items()},
-            }
+def _replay_command(verdict: Verdict, target: str) -> str:
+    """Return the command that runs the case of a verdict again; empty without one."""
+    case = visible_line(verdict.case or "")
+    if not case:
+        return ""
+    # In double quotes, as on all systems, unless a shell would read something in them.
+    quoted = f'"{case}"' if not set(case) & set('"$`\\!') else shlex.quote(case)
+    implementation = shlex.quote(visible_name(target))
+    return f"mha replay {quoted} --clause {verdict.clause} --impl {implementation}"
+
+
+def _margins(by_name: ByName) -> Iterator[dict[str, str]]:
+    """Yield the row of each implementation, dtype and device in the table of error/bound."""
+    for name, own in by_name.items():
+        passing: dict[tuple[str, str], list[Verdict]] = {}
+        for verdict in own:
+            same = passing.setdefault((verdict.dtype, verdict.device), [])
+            if verdict.status == "pass" and verdict.margin > 0:
+                same.append(verdict)
+        for same in filter(None, passing.values()):
+            yield {"name": name, "where": where(same[0]), **_spread(same)}
+
+
+def _spread(passing: Sequence[Verdict]) -> dict[str, str]:
+    """Return the spread of error/bound over verdicts, and the clause with the largest."""
+    margins = [verdict.margin for verdict in passing]
+    largest = max(margins)
+    spread = {"clause": passing[margins.index(largest)].clause}
+    for label, value in (("low", min(margins)), ("median", median(margins)), ("high", largest)):
+        spread |= {label: f"{value:.2g}", f"x_{label}": _position(value)}
+    return spread
 
 
 def _position(margin: float) -> str:
     """Return where a value of error/bound is in the plot, in pixels from the left."""
     decades = -math.log10(LEAST_MARGIN)
-    return f"{WIDTH * (1 + math.log10(min(max(margin, LEAST_MARGIN), 1.0)) / decades):.1f}"
+    shown = min(max(margin, LEAST_MARGIN), 1.0)
+    return f"{WIDTH * (1 + math.log10(shown) / decades):.1f}"
 
 
 def _unclaimed(by_name: ByName) -> dict[str, dict[str, list[str]]]:
-    """Return the clauses that each implementation does not claim, by the reason, the most frequent
-    first.
+    """Return the clauses that an implementation does not claim, by the reason.
+
+    The most frequent reasons come first.
     """
-    grouped: dict[str, dict[str, list[str]]] = {}
+    unclaimed = {}
     for name, own in by_name.items():
+        reasons: dict[str, list[Verdict]] = {}
         for verdict in own:
             if verdict.status == "not_claimed":
-                reasons = grouped.setdefault(name, {})
-                clauses = reasons.setdefault(visible(verdict.message), [])
-                if verdict.clause not in clauses:
-                    clauses.append(verdict.clause)
-    return {
-        name: dict(sorted(each.items(), key=lambda entry: -len(entry[1])))
-        for name, each in grouped.items()
-    }
+                reasons.setdefault(visible(verdict.message), []).append(verdict)
+        clauses = {reason: clauses_in(same) for reason, same in reasons.items()}
+        if clauses:
+            unclaimed[name] = dict(sorted(clauses.items(), key=lambda entry: -len(entry[1])))
+    return unclaimed

@@ -1,5 +1,4 @@
-"""The verdicts of a run while it runs, on disk one by one: a run whose process is ended loses none
-of them.
+"""The verdicts of a run on disk, one by one: a run whose process is ended loses none of them.
 
 A journal is a file of lines of JSON: the report without verdicts, and then each verdict, as one to
 be judged (its message says that judging did not end) and again as it was reached.
@@ -17,6 +16,7 @@ from secrets import token_hex
 from typing import IO
 
 from mha.conformance.reports.files import LAST, save_last
+from mha.conformance.reports.merge import Key, key_of
 from mha.conformance.reports.writing import make_ignored_folder
 from mha.conformance.results import Report, Verdict, read_verdict
 
@@ -41,18 +41,15 @@ class Journal:
 
     def _write(self, data: object) -> None:
         if self.file:
-            with suppress(
-                OSError, ValueError
-            ):  # a full disk; `mha` says so when it writes the report
+            # A full disk; `mha` says so when it writes the report.
+            with suppress(OSError, ValueError):
                 self.file.write(json.dumps(data) + "\n")
                 self.file.flush()
 
 
 @contextmanager
 def journal(folder: Path) -> Iterator[Journal]:
-    """Keep a journal in a folder for as long as the block lasts; it is left where the block ends in
-    an error.
-    """
+    """Keep a journal in a folder for the block; it is left where the block ends in an error."""
     place = (folder / LAST.parent).absolute() / NAMES.replace("*", f"{os.getpid()}-{token_hex(4)}")
     file = None
     with suppress(OSError):
@@ -71,7 +68,9 @@ def recover(folder: Path) -> list[Report]:
     """
     found: list[Report] = []
     place = folder / LAST.parent
-    for file in sorted(place.glob(NAMES)) if not place.is_symlink() else ():
+    if place.is_symlink():
+        return found
+    for file in sorted(place.glob(NAMES)):
         if file.is_symlink() or _is_running(file):
             continue
         report = None
@@ -88,23 +87,19 @@ def recover(folder: Path) -> list[Report]:
 
 
 def _read(file: Path) -> Report:
-    """Return the report of a journal; raises ValueError for what is none. Its last line may be cut
-    off.
-    """
+    """Return the report of a journal, whose last line may be cut; raises ValueError for others."""
     first, *lines = file.read_text(encoding="utf-8").splitlines() or [""]
     report = Report.from_json(first)
-    verdicts: dict[tuple[str, ...], Verdict] = {}
+    verdicts: dict[Key, Verdict] = {}
     for line in lines:
         with suppress(ValueError, RecursionError):
             verdict = read_verdict(json.loads(line))
-            verdicts[verdict.implementation, verdict.clause, verdict.dtype, verdict.device] = (
-                verdict
-            )
+            verdicts[key_of(verdict)] = verdict
     return replace(report, verdicts=tuple(verdicts.values()))
 
 
 def _is_running(file: Path) -> bool:
-    """Return whether the process that writes a journal is still there, by its number in the name."""
+    """Return whether the process that writes a journal is there, by its number in the name."""
     try:
         os.kill(int(file.stem.split("-")[1]), 0)
     except (ValueError, OverflowError):  # of a name that is not ours

@@ -1,18 +1,16 @@
-"""A report as Markdown, short enough for a comment on a pull request: the matrix, then the
-failures.
-"""
+"""A report as Markdown, short enough for a comment on a pull request: a matrix, and failures."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from mha.conformance.reports.entries import entries
 from mha.conformance.reports.sentence import sentence_of
 from mha.conformance.reports.summary import (
-    by_family,
     cause_of,
-    cell_of,
+    cells_by_family,
     is_failure,
     legend,
     outcome,
@@ -35,9 +33,7 @@ MOST_FAILURES, LONGEST_CASE = 40, 300
 
 
 def to_markdown(report: Report) -> str:
-    """Return a table of implementations and families, and each failure with its minimal case, the
-    most severe first.
-    """
+    """Return a table of implementations and families, and each failure, the most severe first."""
     failures = [entry for entry in entries(report.verdicts) if is_failure(entry.first)]
     lines = [
         "## Multi-head attention conformance report",
@@ -56,41 +52,36 @@ def to_markdown(report: Report) -> str:
 
 
 def _facts(report: Report) -> str:
-    facts = [
-        f"profile {report.profile}",
-        seeds_of(report),
-        *(f"{n} {v}" for n, v in report.versions.items()),
-    ]
-    line = visible_line(", ".join(facts), LONGEST_NAME * len(facts))
-    return (
-        f"{'INCOMPLETE: the run was stopped. ' if report.incomplete else ''}{markdown_line(line)}."
-    )
+    versions = [f"{name} {number}" for name, number in report.versions.items()]
+    facts = [f"profile {report.profile}", seeds_of(report), *versions]
+    line = markdown_line(visible_line(", ".join(facts), LONGEST_NAME * len(facts)))
+    if report.incomplete:
+        return f"INCOMPLETE: the run was stopped. {line}."
+    return f"{line}."
 
 
 def _sentences(report: Report) -> Iterator[str]:
     """Yield the verdict on each implementation."""
     for name in report.by_implementation:
-        yield (
-            f"- `{_code(visible_name(name))}`: {markdown_line(visible(sentence_of(report, name)))}"
-        )
+        said = markdown_line(visible(sentence_of(report, name)))
+        yield f"- `{_code(visible_name(name))}`: {said}"
 
 
 def _matrix(report: Report) -> Iterator[str]:
     """Yield the lines of the table, and what its columns and signs mean."""
-    rows = {name: by_family(own) for name, own in report.by_implementation.items()}
-    families = list(dict.fromkeys(letters for row in rows.values() for letters in row))
-    yield "| | " + " | ".join(["outcome", "judged", *KINDS, *families]) + " |"
-    yield "|" + "---|" * (3 + len(KINDS) + len(families))
-    signs = set()
+    rows = {name: cells_by_family(own) for name, own in report.by_implementation.items()}
+    families = list(dict.fromkeys(chain.from_iterable(rows.values())))
+    headings = ["outcome", "judged", *KINDS, *families]
+    yield f"| | {' | '.join(headings)} |"
+    yield "|---|" + "---|" * len(headings)
+    signs: set[str] = set()
     for name, own in report.by_implementation.items():
-        cells = {letters: cell_of(members) for letters, members in rows[name].items()}
-        signs |= {cell.sign for cell in cells.values()}
-        texts = (cells[letters].text if letters in cells else "" for letters in families)
-        yield (
-            f"| `{_code(visible_name(name))}` | "
-            + " | ".join([outcome(own), *_counts(own), *texts])
-            + " |"
-        )
+        row = [f"`{_code(visible_name(name))}`", outcome(own), *_counts(own)]
+        cells = rows[name]
+        for letters in families:
+            row.append(cells[letters].text if letters in cells else "")
+        signs.update(cell.sign for cell in cells.values())
+        yield f"| {' | '.join(row)} |"
     yield ""
     kinds = ", ".join(f"{kind} ({meaning.removesuffix('.')})" for kind, meaning in KINDS.items())
     yield f"Clauses that pass, of those judged, by kind: {kinds}."
@@ -100,22 +91,25 @@ def _matrix(report: Report) -> Iterator[str]:
 
 def _counts(verdicts: Sequence[Verdict]) -> list[str]:
     """Return how many clauses were judged, and for each kind how many pass."""
-    counted = tally(verdicts)
-    required = [str(counted.must.get(kind, "-")) for kind in KINDS]
-    recommended = [
-        f" (SHOULD {counted.should[kind]})" if kind in counted.should else "" for kind in KINDS
-    ]
-    return [f"{counted.judged} of {counted.clauses}", *map(str.__add__, required, recommended)]
+    totals = tally(verdicts)
+    counts = [f"{totals.judged} of {totals.clauses}"]
+    for kind in KINDS:
+        count = str(totals.must.get(kind, "-"))
+        if kind in totals.should:
+            count += f" (SHOULD {totals.should[kind]})"
+        counts.append(count)
+    return counts
 
 
 def _details(same: Sequence[Verdict]) -> list[str]:
-    """Return a block that opens to the message and the case of failures of one cause, or of one
-    clause.
-    """
+    """Return a block about failures of one cause, which opens to the message and the case."""
     verdict, cause = same[0], visible_line(cause_of(same))
     subjects = ", ".join(dict.fromkeys(map(subject, same)))
-    heading = f"{status_of(verdict)} {cause or verdict.clause}, {subjects}"
-    heading += "" if cause else f": {CLAUSES[verdict.clause].title}"
+    if cause:
+        heading = f"{status_of(verdict)} {cause}, {subjects}"
+    else:
+        title = CLAUSES[verdict.clause].title
+        heading = f"{status_of(verdict)} {verdict.clause}, {subjects}: {title}"
     lines = [
         "<details>",
         f"<summary>{html.escape(heading)}</summary>",
@@ -123,7 +117,8 @@ def _details(same: Sequence[Verdict]) -> list[str]:
         markdown_line(brief_message(verdict)),
         "",
     ]
-    lines += [f"Usual fix: {markdown_line(visible(verdict.fix))}", ""] if verdict.fix else []
+    if verdict.fix:
+        lines += [f"Usual fix: {markdown_line(visible(verdict.fix))}", ""]
     if verdict.case:
         lines += [f"Case: `{_code(visible(verdict.case, LONGEST_CASE))}`", ""]
     return [*lines, "</details>", ""]

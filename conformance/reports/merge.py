@@ -1,13 +1,11 @@
-"""Several reports as one: the shards of a run, the runs of a campaign, and a run that updates an
-earlier one.
-"""
+"""Several reports as one: the shards of a run, runs of a campaign, and a run with its update."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
-from mha.conformance.reports.summary import SIGNS
+from mha.conformance.reports.summary import QUIET, SIGNS, clauses_in
 from mha.conformance.reports.text import subject
 from mha.conformance.results import Rejections, Report, Verdict, settled, status_of
 from mha.spec.clauses import CLAUSES
@@ -15,8 +13,6 @@ from mha.spec.clauses import CLAUSES
 Key = tuple[str, str, str, str]
 # What must be equal in reports that are merged, beside the seed in the shards of one run.
 SETTINGS = ("profile", "seed", "seeds", "strict", "versions")
-# A verdict with one of these names no seeds.
-QUIET = ("pass", "not_claimed")
 # From the worst status to the best. A waiver that one seed needs is not stale, though another finds
 # nothing to waive.
 RANKS = [status for status in SIGNS if status != "stale waiver"]
@@ -25,8 +21,9 @@ NONE = Rejections(0, 0)
 
 
 def merge(reports: Iterable[Report], *, across_seeds: bool = False) -> Report:
-    """Return the shards of one run as one report, in the order of the contract; of many, one is
-    held at a time.
+    """Return the shards of one run as one report, in the order of the contract.
+
+    Of many, one is held at a time.
 
     across_seeds: they may also be runs with different seeds. A verdict is then the worst of its
         clause, implementation, dtype and device, with the smallest case among the worst; it says
@@ -34,11 +31,12 @@ def merge(reports: Iterable[Report], *, across_seeds: bool = False) -> Report:
     Raises ValueError for other reports: they differ in the profile, the seed or a version, or have
         different verdicts of one seed on the same clause, implementation, dtype and device.
     """
+    may_differ = ("seed", "seeds") if across_seeds else ()
     merged = _Merged()
     for report in reports:
         first = merged.first or report
         for name, mine, theirs in setting_changes(first, report):
-            if not (across_seeds and name in ("seed", "seeds")):
+            if name not in may_differ:
                 raise ValueError(
                     f"not shards of one run: {name} is {mine!r} in one and {theirs!r} in another"
                 )
@@ -47,17 +45,18 @@ def merge(reports: Iterable[Report], *, across_seeds: bool = False) -> Report:
 
 
 def updated(last: Report, report: Report) -> Report:
-    """Return the last report with the verdicts of a narrower run in the place of its own, and when
-    the first began.
+    """Return the last report with verdicts of a narrower run in the place of its own.
 
     Narrower are fewer clauses, of the same targets and with the same profile, seed, strictness and
     versions; verdicts in dtypes and on devices that the last report does not have are left out.
     Otherwise, the new report is returned.
     """
-    old, new = ({key_of(verdict): verdict for verdict in each.verdicts} for each in (last, report))
-    if not _is_narrower(report, last) or not old.keys() & new.keys():
+    verdicts, new = by_key(last), by_key(report)
+    both = verdicts.keys() & new.keys()
+    if not both or not _is_narrower(report, last):
         return report
-    verdicts = old | {key: verdict for key, verdict in new.items() if key in old}
+    for key in both:
+        verdicts[key] = new[key]
     assembled = _assembled(last, verdicts.values(), (*last.torch_changes, *report.torch_changes))
     return replace(assembled, since=last.since or last.started, started=report.started)
 
@@ -65,6 +64,11 @@ def updated(last: Report, report: Report) -> Report:
 def key_of(verdict: Verdict) -> Key:
     """Return what a verdict is about."""
     return verdict.implementation, verdict.device, verdict.dtype, verdict.clause
+
+
+def by_key(report: Report) -> dict[Key, Verdict]:
+    """Return the verdicts of a report by what they are about."""
+    return {key_of(verdict): verdict for verdict in report.verdicts}
 
 
 def setting_changes(before: Report, after: Report) -> Iterator[tuple[str, object, object]]:
@@ -76,15 +80,16 @@ def setting_changes(before: Report, after: Report) -> Iterator[tuple[str, object
 
 
 def _is_narrower(report: Report, last: Report) -> bool:
-    same = not any(setting_changes(last, report)) and report.targets.items() <= last.targets.items()
-    return same and {verdict.clause for verdict in report.verdicts} < {
-        verdict.clause for verdict in last.verdicts
-    }
+    """Return whether a report is on fewer clauses than the last one, and else on the same."""
+    if any(setting_changes(last, report)) or not report.targets.items() <= last.targets.items():
+        return False
+    return set(clauses_in(report.verdicts)) < set(clauses_in(last.verdicts))
 
 
 def _assembled(base: Report, verdicts: Iterable[Verdict], torch_changes: Iterable[str]) -> Report:
-    """Return a report with verdicts of several, settled again: another report may have, or had,
-    what explains one.
+    """Return a report with verdicts of several, settled again.
+
+    What explains a verdict may be in another report, or may have been in it.
     """
     singly = [settled([verdict])[0] for verdict in verdicts]
     changes = tuple(dict.fromkeys(torch_changes))
@@ -107,9 +112,7 @@ class _Merged:
         self.changes: dict[str, None] = {}
 
     def add(self, report: Report) -> None:
-        """Add a report; raises ValueError where it disagrees with an earlier one about the same
-        seed.
-        """
+        """Add a report; raises ValueError where an earlier one of the same seed disagrees."""
         self.first = self.first or replace(report, verdicts=())
         self.seeds |= set(report.all_seeds)
         self.targets |= report.targets
@@ -120,10 +123,9 @@ class _Merged:
         self.changes |= dict.fromkeys(report.torch_changes)
         for verdict in report.verdicts:
             # On its own, since another report may have what explains it.
-            self._add(
-                replace(settled([verdict])[0], seeds=verdict.seeds or report.all_seeds),
-                set(report.all_seeds),
-            )
+            (alone,) = settled([verdict])
+            alone = replace(alone, seeds=verdict.seeds or report.all_seeds)
+            self._add(alone, set(report.all_seeds))
 
     def _add(self, verdict: Verdict, seeds: set[int]) -> None:
         key = key_of(verdict)
@@ -143,54 +145,55 @@ class _Merged:
         """Return the report that they add up to."""
         if self.first is None:
             raise ValueError("there is nothing to merge")
-        several = len(self.seeds) > 1
+        seeds = tuple(sorted(self.seeds))
+        several = len(seeds) > 1
         base = replace(
             self.first,
-            seed=min(self.seeds),
-            seeds=tuple(sorted(self.seeds)) if several else (),
+            seed=seeds[0],
+            seeds=seeds if several else (),
             targets=self.targets,
             incomplete=self.incomplete,
             broken=self.broken,
             started=self.started,
             host=", ".join(self.hosts),
         )
-        named = (
-            v if several and v.status not in QUIET else replace(v, seeds=())
-            for v in self.verdicts.values()
-        )
-        return _assembled(base, named, self.changes)
+        verdicts = []
+        for verdict in self.verdicts.values():
+            names_seeds = several and verdict.status not in QUIET
+            verdicts.append(verdict if names_seeds else replace(verdict, seeds=()))
+        return _assembled(base, verdicts, self.changes)
 
 
 def _worst(one: Verdict, other: Verdict) -> Verdict:
     """Return the worse of two verdicts of different seeds, with the sums of both."""
-
-    def rank(verdict: Verdict) -> tuple[int, bool, int, int]:
-        case = len(verdict.case or "")
-        return (
-            RANKS.index(status_of(verdict)),
-            verdict.blocked_by is not None,
-            case,
-            verdict.seeds[0],
-        )
-
-    worse, better = sorted((one, other), key=rank)
-    same = rank(worse)[:2] == rank(better)[:2]
+    worse, better = sorted((one, other), key=_rank)
+    seeds = worse.seeds
+    if _rank(worse)[:2] == _rank(better)[:2]:  # both are as bad, and only the cases differ
+        first, *others = seeds
+        seeds = (first, *sorted({*others, *better.seeds}))
+    rejections = {}
+    for name in sorted({*one.rejections, *other.rejections}):
+        rejections[name] = one.rejections.get(name, NONE) + other.rejections.get(name, NONE)
     return replace(
         worse,
-        seeds=(worse.seeds[0], *sorted({*worse.seeds[1:], *better.seeds})) if same else worse.seeds,
+        seeds=seeds,
         examples=one.examples + other.examples,
         seconds=round(one.seconds + other.seconds, 3),
         margin=max(one.margin, other.margin),
-        rejections={
-            name: one.rejections.get(name, NONE) + other.rejections.get(name, NONE)
-            for name in sorted({*one.rejections, *other.rejections})
-        },
+        rejections=rejections,
     )
 
 
+def _rank(verdict: Verdict) -> tuple[int, bool, int, int]:
+    """Return a sort key for verdicts of several seeds: the worst first, with the shortest case."""
+    status, case = RANKS.index(status_of(verdict)), verdict.case or ""
+    return status, verdict.blocked_by is not None, len(case), verdict.seeds[0]
+
+
 def _ordered(verdicts: Collection[Verdict]) -> tuple[Verdict, ...]:
-    """Return the verdicts by implementation, device and dtype, each in order of appearance, then by
-    clause.
+    """Return the verdicts by implementation, device, dtype and clause.
+
+    All but the clauses, which have the order of the contract, are in order of appearance.
     """
     names = _places(verdict.implementation for verdict in verdicts)
     devices = _places(verdict.device for verdict in verdicts)
@@ -198,11 +201,16 @@ def _ordered(verdicts: Collection[Verdict]) -> tuple[Verdict, ...]:
     clauses = _places(CLAUSES)
 
     def rank(verdict: Verdict) -> tuple[int, ...]:
-        where = names[verdict.implementation], devices[verdict.device], dtypes[verdict.dtype]
-        return *where, clauses[verdict.clause]
+        return (
+            names[verdict.implementation],
+            devices[verdict.device],
+            dtypes[verdict.dtype],
+            clauses[verdict.clause],
+        )
 
     return tuple(sorted(verdicts, key=rank))
 
 
 def _places(words: Iterable[str]) -> dict[str, int]:
+    """Return the place of each word among them, each once."""
     return {word: place for place, word in enumerate(dict.fromkeys(words))}

@@ -1,11 +1,14 @@
-"""The verdict on an implementation in a sentence or two: what decides first, then what is advised."""
+"""The verdict on an implementation in a sentence or two: what decides, then what is advised."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 
+from mha.conformance.reports.layout import counted, first_few
 from mha.conformance.reports.summary import (
     Tally,
+    clauses_in,
     conforms,
     findings,
     is_failure,
@@ -17,13 +20,17 @@ from mha.spec.clauses import CLAUSES, KINDS, Kind
 
 # How many clauses are named; the entries above have the others.
 MOST_NAMED = 6
-# Of invalid input that is accepted, how many kinds are described; and of one cause, how many
-# clauses are named.
+# How many kinds of accepted invalid input are described, and how many clauses of one cause named.
 MOST_EXPLAINED = 2
 # What joins two defects in a diagnosis.
 PAIR = ", and "
 # The clause about rows without any allowed key, which people dispute most: it is named on its own.
 EMPTY_ROWS = "MSK-9"
+# What is said of clauses that all pass: of one, and of several.
+ALL_PASS: dict[Kind, tuple[str, str]] = {
+    "answers": ("1 answer right", "all {} answers right"),
+    "conduct": ("1 of conduct", "all {} of conduct"),
+}
 
 
 def sentence(verdicts: Sequence[Verdict], not_covered: Collection[str] = ()) -> str:
@@ -40,19 +47,19 @@ def sentence(verdicts: Sequence[Verdict], not_covered: Collection[str] = ()) -> 
     """
     broken = [verdict for verdict in verdicts if verdict.status == "harness_error"]
     others = [verdict for verdict in verdicts if verdict.status != "harness_error"]
-    counted = tally(others)
+    totals = tally(others)
     if broken:
         fault = (
             f"COULD NOT BE JUDGED on {_named(broken)}: a fault of mha-conformance, not of what it"
             " judges."
         )
-        return f"{fault} Otherwise: {sentence(others, not_covered)}" if counted.judged else fault
-    if not counted.judged:
-        return (
-            f"{outcome(verdicts)}:"
-            f" {'; '.join(dict.fromkeys(verdict.message for verdict in verdicts))}."
-        )
-    return _judged(verdicts, counted, not_covered)
+        if not totals.judged:
+            return fault
+        return f"{fault} Otherwise: {sentence(others, not_covered)}"
+    if not totals.judged:
+        reasons = dict.fromkeys(verdict.message for verdict in verdicts)
+        return f"{outcome(verdicts)}: {'; '.join(reasons)}."
+    return _judged(verdicts, totals, not_covered)
 
 
 def sentence_of(report: Report, name: str) -> str:
@@ -60,44 +67,45 @@ def sentence_of(report: Report, name: str) -> str:
     return sentence(report.by_implementation[name], report.not_covered.get(name, ()))
 
 
-def _judged(verdicts: Sequence[Verdict], counted: Tally, not_covered: Collection[str]) -> str:
-    """Return the verdict where something was judged, and nothing is at fault but what is judged."""
+def _judged(verdicts: Sequence[Verdict], totals: Tally, not_covered: Collection[str]) -> str:
+    """Return the verdict where something was judged, and the judge did not fail."""
     shown = outcome(verdicts)
     passes = conforms(verdicts)
-    reasons = ", ".join(_passing(counted) if passes else _failing(verdicts, counted))
+    reasons = ", ".join(_passing(totals) if passes else _failing(verdicts, totals))
     remarks = list(_remarks(verdicts))
     options = _first_few(list(not_covered))
     if options and passes:
         where = "" if "where judged" in shown else " where judged"
         head = f"{shown}{where}; not covered: {options}. {reasons[0].upper()}{reasons[1:]}."
         return " ".join([head, *remarks])
-    remarks += [f"Not covered: {options}."] if options else []
+    if options:
+        remarks.append(f"Not covered: {options}.")
     return " ".join([f"{shown}: {reasons}.", *remarks])
 
 
-def _passing(counted: Tally) -> list[str]:
-    """Return what passes of what decides."""
-    words: dict[Kind, tuple[str, str]] = {
-        "answers": ("1 answer right", "all {} answers right"),
-        "conduct": ("1 of conduct", "all {} of conduct"),
-    }
+def _passing(totals: Tally) -> list[str]:
+    """Return how many required clauses pass, by kind."""
     passing = []
-    for kind, (single, several) in words.items():
-        number = counted.must[kind].judged if kind in counted.must else 0
-        passing += [single if number == 1 else several.format(number)] if number else []
+    for kind, (single, several) in ALL_PASS.items():
+        if kind in totals.must:
+            number = totals.must[kind].judged
+            passing.append(single if number == 1 else several.format(number))
     if passing:
         return passing
-    return ["invalid sizes are refused" if counted.must else "nothing that was judged is required"]
+    if totals.must:
+        return ["invalid sizes are refused"]
+    return ["nothing that was judged is required"]
 
 
-def _failing(verdicts: Sequence[Verdict], counted: Tally) -> Iterator[str]:
-    """Yield what fails of what decides, by kind."""
-    failures = [verdict for verdict in verdicts if is_failure(verdict)]
-    by_status: dict[str, list[Verdict]] = {"wrong": [], "stale_waiver": [], "blocked": []}
-    for verdict in failures:
-        by_status[verdict.status if verdict.status in by_status else "wrong"].append(verdict)
-    wrong, stale, blocked = by_status.values()
-    yield from _wrong(wrong, counted)
+def _failing(verdicts: Sequence[Verdict], totals: Tally) -> Iterator[str]:
+    """Yield which required clauses fail: wrong ones by kind, stale waivers, and blocked ones."""
+    wrong: list[Verdict] = []
+    stale: list[Verdict] = []
+    blocked: list[Verdict] = []
+    groups = {"stale_waiver": stale, "blocked": blocked}
+    for verdict in filter(is_failure, verdicts):
+        groups.get(verdict.status, wrong).append(verdict)
+    yield from _wrong(wrong, totals)
     if stale:
         yield f"it no longer needs its waiver of {_named(stale)}"
     if blocked and wrong:
@@ -106,20 +114,19 @@ def _failing(verdicts: Sequence[Verdict], counted: Tally) -> Iterator[str]:
         yield f"{_named(blocked)} cannot be judged"
 
 
-def _wrong(wrong: Sequence[Verdict], counted: Tally) -> Iterator[str]:
+def _wrong(wrong: Sequence[Verdict], totals: Tally) -> Iterator[str]:
     """Yield what fails in its own right, by kind."""
     answers, conduct, refusals = (_of_kind(wrong, kind) for kind in KINDS)
     if answers:
         number = len(_clauses(answers))
+        judged = totals.must["answers"].judged
         are = "is" if number == 1 else "are"
-        yield f"{number} of {counted.must['answers'].judged} answers {are} wrong{_cause(answers)}"
+        yield f"{number} of {judged} answers {are} wrong{_cause(answers)}"
     if conduct:
         number = len(_clauses(conduct))
+        judged = totals.must["conduct"].judged
         fails = "fails" if number == 1 else "fail"
-        yield (
-            f"{number} of {counted.must['conduct'].judged} clauses of conduct {fails}"
-            f" ({_named(conduct)})"
-        )
+        yield f"{number} of {judged} clauses of conduct {fails} ({_named(conduct)})"
     for clause in _clauses(refusals):
         yield f"it accepts {CLAUSES[clause].accepts} ({clause})"
 
@@ -131,29 +138,26 @@ def _of_kind(verdicts: Sequence[Verdict], kind: Kind) -> list[Verdict]:
 def _cause(wrong: Sequence[Verdict]) -> str:
     """Return the clauses of some failures, with their cause, or how many causes they have."""
     groups = findings(wrong)
-    clauses = list(dict.fromkeys(verdict.clause for same in groups for verdict in same))
-    diagnosis, named = groups[0][0].diagnosis, sum(bool(same[0].diagnosis) for same in groups)
-    if len(groups) > 1 or not diagnosis:
-        names, unnamed = _first_few(clauses), len(groups) - named
-        if named == len(groups):
-            return f" ({names}), {named} causes"
-        return (
-            f" ({names}), {_counted(named, 'cause')} named, {unnamed} more unexplained"
-            if named
-            else f" ({names})"
-        )
-    names = (
-        ", ".join(clauses)
-        if len(clauses) <= MOST_EXPLAINED
-        else f"{clauses[0]} and {len(clauses) - 1} more"
-    )
+    clauses = clauses_in(chain.from_iterable(groups))
+    diagnosed = [same for same in groups if same[0].diagnosis]
+    if len(groups) == len(diagnosed) == 1:
+        return _only_cause(clauses, groups[0][0].diagnosis)
+    names, unexplained = _first_few(clauses), len(groups) - len(diagnosed)
+    if not diagnosed:
+        return f" ({names})"
+    causes = counted(len(diagnosed), "cause")
+    if unexplained:
+        return f" ({names}), {causes} named, {unexplained} more unexplained"
+    return f" ({names}), {causes}"
+
+
+def _only_cause(clauses: Sequence[str], diagnosis: str) -> str:
+    """Return the clauses that one diagnosis explains, the first of many, and the diagnosis."""
     if len(clauses) == 1:
-        return f" ({names}): {diagnosis}"
-    return f" ({names}), {'two causes' if PAIR in diagnosis else 'one cause'}: {diagnosis}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"1 {noun}" if number == 1 else f"{number} {noun}s"
+        return f" ({clauses[0]}): {diagnosis}"
+    most = MOST_EXPLAINED if len(clauses) <= MOST_EXPLAINED else 1
+    causes = "two causes" if PAIR in diagnosis else "one cause"
+    return f" ({first_few(clauses, most)}), {causes}: {diagnosis}"
 
 
 def _remarks(verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -162,16 +166,16 @@ def _remarks(verdicts: Sequence[Verdict]) -> Iterator[str]:
     if waived:
         yield f"Waived: {_named(waived)}."
     causes = {verdict.diagnosis for verdict in verdicts if is_failure(verdict)} - {""}
-    unmet = [
-        verdict
-        for verdict in verdicts
-        if status_of(verdict) == "unmet SHOULD" and verdict.status != "blocked"
-    ]
-    yield from _advice(_clauses([verdict for verdict in unmet if verdict.diagnosis not in causes]))
+    unmet = []
+    for verdict in verdicts:
+        is_unmet = status_of(verdict) == "unmet SHOULD" and verdict.status != "blocked"
+        if is_unmet and verdict.diagnosis not in causes:
+            unmet.append(verdict)
+    yield from _advice(_clauses(unmet))
 
 
 def _advice(unmet: Sequence[str]) -> Iterator[str]:
-    """Yield what is advised: on rows without a key, on invalid input, and the rest by its clauses."""
+    """Yield what is advised: on rows without a key, on invalid input, and on the rest."""
     if EMPTY_ROWS in unmet:
         yield f"A row without any allowed key makes the gradients of other rows NaN ({EMPTY_ROWS})."
     others = [clause for clause in unmet if clause != EMPTY_ROWS]
@@ -202,6 +206,4 @@ def _named(verdicts: Collection[Verdict]) -> str:
 
 
 def _first_few(names: Sequence[str]) -> str:
-    if len(names) <= MOST_NAMED + 1:
-        return ", ".join(names)
-    return f"{', '.join(names[:MOST_NAMED])} and {len(names) - MOST_NAMED} more"
+    return first_few(names, MOST_NAMED, least_left_out=2)

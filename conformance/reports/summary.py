@@ -1,4 +1,4 @@
-"""Verdicts summed up: a cell for each implementation and family or clause, an outcome, and totals."""
+"""Verdicts summed up: a cell for each family or clause, an outcome, causes, and totals."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ SIGNS = {
     "pass": ("✓", "passes"),
     "not claimed": ("-", "not claimed"),
 }
+# The meaning of each sign, from the worst to the best.
+MEANINGS = dict(SIGNS.values())
+# Statuses, as `Verdict` names them, of which there is nothing to say.
+QUIET = ("pass", "not_claimed")
 UNJUDGED = ("not_claimed", "blocked")
 # In ASCII, for terminals that cannot show the signs.
 PLAIN = {"✗": "x", "✓": "."}
@@ -43,28 +47,32 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """The sign and the number of clauses; the sign alone for a pass and for what is not
-        claimed.
-        """
-        return self.sign if self.status in ("pass", "not claimed") else f"{self.sign}{self.clauses}"
+        """The sign, and the number of clauses unless they pass or are not claimed."""
+        if self.status in ("pass", "not claimed"):
+            return self.sign
+        return f"{self.sign}{self.clauses}"
 
 
 def legend(signs: Collection[str]) -> list[str]:
     """Return each of these signs with its meaning."""
-    return [f"{sign} {meaning}" for sign, meaning in dict(SIGNS.values()).items() if sign in signs]
+    return [f"{sign} {meaning}" for sign, meaning in MEANINGS.items() if sign in signs]
 
 
 def is_failure(verdict: Verdict) -> bool:
-    """Return whether a verdict keeps the implementation from conforming, or the judge failed to
-    reach it.
-    """
+    """Return whether the implementation cannot conform with a verdict, or the judge failed."""
     return verdict.status == "harness_error" or not verdict.conforms
 
 
 def cell_of(verdicts: Collection[Verdict]) -> Cell:
     """Return the cell that sums up some verdicts, of which there is at least one."""
-    worst = min((status_of(verdict) for verdict in verdicts), key=list(SIGNS).index)
-    return Cell(worst, len({verdict.clause for verdict in verdicts if status_of(verdict) == worst}))
+    worst = min(map(status_of, verdicts), key=list(SIGNS).index)
+    clauses = {verdict.clause for verdict in verdicts if status_of(verdict) == worst}
+    return Cell(worst, len(clauses))
+
+
+def cells_by_family(verdicts: Iterable[Verdict]) -> dict[str, Cell]:
+    """Return a cell for each family that has any verdict, in the order of the contract."""
+    return {letters: cell_of(members) for letters, members in by_family(verdicts).items()}
 
 
 def by_family(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
@@ -76,11 +84,9 @@ def by_family(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
 
 
 def conforms(verdicts: Collection[Verdict]) -> bool:
-    """Return whether an implementation with these verdicts conforms; it does not where nothing was
-    judged.
-    """
+    """Return whether an implementation conforms: something was judged, and nothing failed."""
     judged = any(verdict.status != "not_claimed" for verdict in verdicts)
-    return judged and not any(is_failure(verdict) for verdict in verdicts)
+    return judged and not any(map(is_failure, verdicts))
 
 
 def outcome(verdicts: Collection[Verdict]) -> str:
@@ -97,21 +103,21 @@ def outcome(verdicts: Collection[Verdict]) -> str:
 
 
 def severity(verdict: Verdict) -> tuple[int, int, bool, bool, int]:
-    """Return a sort key: what keeps an implementation from conforming comes first, and there
-    incorrect answers.
+    """Return a sort key: the worst status comes first, and there incorrect answers.
 
     Of these, a diagnosed failure comes first, and a clause about a whole result, which any defect
     violates, last.
     """
-    sign, clause = SIGNS[status_of(verdict)][0], CLAUSES[verdict.clause]
-    signs, kinds = list(dict(SIGNS.values())), list(KINDS)
-    general, place = clause.general, list(CLAUSES).index(clause.id)
-    return signs.index(sign), kinds.index(clause.kind), not verdict.diagnosis, general, place
+    clause = CLAUSES[verdict.clause]
+    # By the sign, since "fail", "refused" and "stale waiver" are equally bad.
+    sign = list(MEANINGS).index(SIGNS[status_of(verdict)][0])
+    kind = list(KINDS).index(clause.kind)
+    place = list(CLAUSES).index(clause.id)
+    return sign, kind, not verdict.diagnosis, clause.general, place
 
 
 def findings(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
-    """Return verdicts in groups, the most severe first: those with one diagnosis, and otherwise
-    those of one clause.
+    """Return verdicts in groups, the most severe first: of one diagnosis, or else of one clause.
 
     A group is about one implementation; the verdicts of a clause have the same status.
 
@@ -123,8 +129,10 @@ def findings(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
     """
     grouped: dict[tuple[str, ...], list[Verdict]] = {}
     for verdict in sorted(verdicts, key=severity):
-        key = (verdict.diagnosis,) if verdict.diagnosis else (verdict.clause, status_of(verdict))
-        grouped.setdefault((verdict.implementation, *key), []).append(verdict)
+        key: tuple[str, ...] = (verdict.implementation, verdict.diagnosis)
+        if not verdict.diagnosis:
+            key = (verdict.implementation, verdict.clause, status_of(verdict))
+        grouped.setdefault(key, []).append(verdict)
     return [_most_telling_first(same) for same in grouped.values()]
 
 
@@ -134,11 +142,14 @@ def _most_telling_first(same: list[Verdict]) -> list[Verdict]:
     return sorted(same, key=lambda verdict: verdict.clause != subject)
 
 
+def clauses_in(verdicts: Iterable[Verdict]) -> list[str]:
+    """Return the clauses of some verdicts, each once, in the order of the verdicts."""
+    return list(dict.fromkeys(verdict.clause for verdict in verdicts))
+
+
 def cause_of(verdicts: Collection[Verdict]) -> str:
-    """Return the diagnosis that a group of findings shares, with the clauses that it explains;
-    empty without one.
-    """
-    clauses = list(dict.fromkeys(verdict.clause for verdict in verdicts))
+    """Return the diagnosis that verdicts share, with the clauses that it explains; or ""."""
+    clauses = clauses_in(verdicts)
     diagnosis = next(iter(verdicts)).diagnosis
     if not diagnosis or len(clauses) == 1:
         return diagnosis
@@ -159,8 +170,7 @@ class Count:
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """The clauses of an implementation, each counted once for all dtypes and devices, by its worst
-    verdict.
+    """The clauses of an implementation, each counted once, by its worst verdict.
 
     must, should: those that were judged, by kind; a MAY that is claimed, and a SHOULD that is
     required, count as a MUST. unjudged: how many were not judged, since they are not claimed or
@@ -187,35 +197,38 @@ class Tally:
         return 2 * self.judged < self.clauses
 
     def __str__(self) -> str:
-        """Return the counts, as in "answers 57 of 58; refusals 2 of 3; SHOULD: answers 4 of 5,
-        conduct 1 of 1".
-        """
+        """Return the counts, as in "answers 57 of 58; refusals 2 of 3; SHOULD: answers 4 of 5"."""
         parts = [f"{kind} {count}" for kind, count in self.must.items()]
-        recommended = ", ".join(f"{kind} {count}" for kind, count in self.should.items())
-        return "; ".join([*parts, f"SHOULD: {recommended}"] if recommended else parts)
+        if self.should:
+            recommended = ", ".join(f"{kind} {count}" for kind, count in self.should.items())
+            parts.append(f"SHOULD: {recommended}")
+        return "; ".join(parts)
 
 
 def tally(verdicts: Iterable[Verdict]) -> Tally:
     """Count the clauses of an implementation by level and kind.
 
     >>> where = {"implementation": "mine", "dtype": "float32", "device": "cpu"}
-    >>> passes, fails = Verdict(clause="MSK-1", level="MUST", status="pass", **where), {"status": "fail", **where}
-    >>> print(tally([passes, Verdict(clause="MSK-2", level="MUST", **fails)]))
+    >>> passes = Verdict(clause="MSK-1", level="MUST", status="pass", **where)
+    >>> fails = Verdict(clause="MSK-2", level="MUST", status="fail", **where)
+    >>> print(tally([passes, fails]))
     answers 1 of 2
     """
     by_clause: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         by_clause.setdefault(verdict.clause, []).append(verdict)
-    worst = [
-        min(own, key=severity) for own in by_clause.values()
-    ]  # "not claimed" is the least severe
-    judged = [verdict for verdict in worst if verdict.status not in UNJUDGED]
-    reasons = Counter(_reason(v, by_clause[v.clause]) for v in worst if v.status in UNJUDGED)
-    return Tally(
-        must=_counts(verdict for verdict in judged if verdict.required),
-        should=_counts(verdict for verdict in judged if not verdict.required),
-        unjudged=dict(reasons.most_common()),
-    )
+    must: list[Verdict] = []
+    should: list[Verdict] = []
+    reasons: Counter[str] = Counter()
+    for own in by_clause.values():
+        worst = min(own, key=severity)  # "not claimed" is the least severe
+        if worst.status in UNJUDGED:
+            reasons[_reason(worst, own)] += 1
+        elif worst.required:
+            must.append(worst)
+        else:
+            should.append(worst)
+    return Tally(must=_counts(must), should=_counts(should), unjudged=dict(reasons.most_common()))
 
 
 def _counts(verdicts: Iterable[Verdict]) -> dict[Kind, Count]:
@@ -227,20 +240,19 @@ def _counts(verdicts: Iterable[Verdict]) -> dict[Kind, Count]:
 
 
 def _reason(worst: Verdict, verdicts: Collection[Verdict]) -> str:
-    """Return in a word or two why a clause was not judged: the claim that is missing, where it is
-    one.
-    """
+    """Return in a word or two why a clause was not judged, such as the claim that is missing."""
     if worst.blocked_by:
         return f"blocked by {worst.blocked_by}"
+    # What is missing in every dtype tells more than a dtype in which the clause is not judged.
     own = [verdict for verdict in verdicts if verdict.topic != OTHER_DTYPES]
-    first = next(iter(own), worst)
+    first = own[0] if own else worst
     return first.topic or shorten(first.message.partition("; ")[0], 40)
 
 
 def total_rejections(verdicts: Iterable[Verdict]) -> Rejections:
-    """Return how often the cases rejected a known-bad answer, over all clauses and all known-bad
-    answers.
-    """
-    return sum(
-        (count for verdict in verdicts for count in verdict.rejections.values()), Rejections(0, 0)
-    )
+    """Return how often the cases rejected a known-bad answer, over all clauses and answers."""
+    total = Rejections(0, 0)
+    for verdict in verdicts:
+        for count in verdict.rejections.values():
+            total += count
+    return total

@@ -1,18 +1,20 @@
-"""The matrix of a run in the terminal: implementations down, kinds and families of clauses across."""
+"""The matrix of a run in the terminal: implementations down, kinds and families across."""
 
 from __future__ import annotations
 
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mha.conformance.reports.summary import PLAIN, Cell, by_family, cell_of, legend, tally
-from mha.conformance.reports.text import WIDTH, visible_name
+from mha.conformance.reports.layout import WIDTH
+from mha.conformance.reports.summary import PLAIN, Cell, cells_by_family, legend, tally
+from mha.conformance.reports.text import visible_name
 from mha.conformance.results import Verdict, by_implementation
 from mha.spec.clauses import FAMILIES, KINDS
 
@@ -41,22 +43,31 @@ def matrix(
     width: in columns; kinds and families that do not fit continue below. color: whether the
     terminal has colours; NO_COLOR overrides it. plain: ASCII only.
     """
-    rows, signs = [], set()
+    rows = []
+    signs: set[str] = set()
     for name, own in by_implementation(verdicts).items():
-        cells = {letters: cell_of(members) for letters, members in by_family(own).items()}
-        signs |= {cell.sign for cell in cells.values()}
+        cells = cells_by_family(own)
+        signs.update(cell.sign for cell in cells.values())
         rows.append((visible_name(name), _counts(own) | _signs(cells, plain)))
-    meanings = "   ".join(_plain(entry) if plain else entry for entry in legend(signs))
-    colored = color and "NO_COLOR" not in os.environ
-    file = io.StringIO()
-    console = Console(
-        file=file, width=width, force_terminal=colored, color_system="standard" if colored else None
-    )
-    for table in _tables(rows, width):
-        console.print(table)
-    console.print(Text("\n".join((meanings, *NOTES)), style="dim"), highlight=False)
-    drawn = file.getvalue().replace("─", "-") if plain else file.getvalue()
-    return [line.rstrip() for line in drawn.splitlines()]
+    meanings = legend(signs)
+    if plain:
+        meanings = list(map(_plain, meanings))
+    console = _console(width, colored=color and "NO_COLOR" not in os.environ)
+    with console.capture() as drawn:
+        for table in _tables(rows, width):
+            console.print(table)
+        notes = "\n".join(("   ".join(meanings), *NOTES))
+        console.print(Text(notes, style="dim"), highlight=False)
+    text = drawn.get()
+    if plain:
+        text = text.replace("─", "-")
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def _console(width: int, *, colored: bool) -> Console:
+    """Return a console that prints nowhere, whatever stdout is."""
+    system: Literal["standard"] | None = "standard" if colored else None
+    return Console(file=io.StringIO(), width=width, force_terminal=colored, color_system=system)
 
 
 def needs_plain(encoding: str | None) -> bool:
@@ -69,14 +80,17 @@ def needs_plain(encoding: str | None) -> bool:
 
 
 def _tables(rows: Sequence[tuple[str, Mapping[str, Text]]], width: int) -> Iterator[Table]:
-    """Yield tables with as many columns each as fit into the width; a row is a name, and a cell for
-    each column.
+    """Yield tables of as many columns as fit into the width.
+
+    A row is a name, and a cell for each column.
     """
-    given = dict.fromkeys(heading for _, cells in rows for heading in cells)
-    label = min(max(len(name) for name, _ in rows), LONGEST_LABEL)
-    for part in _parts(
-        [heading for heading in (*KINDS, *FAMILIES) if heading in given], width - label
-    ):
+    given: set[str] = set()
+    label = 0
+    for name, cells in rows:
+        given.update(cells)
+        label = min(max(label, len(name)), LONGEST_LABEL)
+    headings = [heading for heading in (*KINDS, *FAMILIES) if heading in given]
+    for part in _parts(headings, width - label):
         table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
         table.add_column("", max_width=label, no_wrap=True, overflow="ellipsis")
         for heading in part:
@@ -87,9 +101,7 @@ def _tables(rows: Sequence[tuple[str, Mapping[str, Text]]], width: int) -> Itera
 
 
 def _parts(headings: Sequence[str], width: int) -> Iterator[list[str]]:
-    """Yield headings in groups, each of which fits into the width with a space before each; one
-    always does.
-    """
+    """Yield headings in groups that fit into the width with a space before each, one at least."""
     part: list[str] = []
     for heading in headings:
         if part and len(" ".join(["", *part, heading])) > width:
@@ -102,19 +114,22 @@ def _parts(headings: Sequence[str], width: int) -> Iterator[list[str]]:
 
 def _counts(verdicts: Iterable[Verdict]) -> dict[str, Text]:
     """Return how many required clauses of each kind pass, of those judged."""
-    counts = tally(verdicts).must.items()
-    return {
-        kind: Text(f"{c.passing}/{c.judged}", "green" if c.passing == c.judged else "bold")
-        for kind, c in counts
-    }
+    texts: dict[str, Text] = {}
+    for kind, count in tally(verdicts).must.items():
+        style = "green" if count.passing == count.judged else "bold"
+        texts[kind] = Text(f"{count.passing}/{count.judged}", style)
+    return texts
 
 
 def _signs(cells: Mapping[str, Cell], plain: bool) -> dict[str, Text]:
-    shown = {letters: _plain(cell.text) if plain else cell.text for letters, cell in cells.items()}
-    return {
-        letters: Text(text, STYLES.get(cells[letters].sign, "")) for letters, text in shown.items()
-    }
+    """Return the sign and the number of each family, in its colour."""
+    texts = {}
+    for letters, cell in cells.items():
+        shown = _plain(cell.text) if plain else cell.text
+        texts[letters] = Text(shown, STYLES.get(cell.sign, ""))
+    return texts
 
 
 def _plain(text: str) -> str:
+    """Return a text that begins with a sign in ASCII."""
     return text.replace(text[0], PLAIN.get(text[0], text[0]), 1)

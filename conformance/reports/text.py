@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import IO
 
 from mha.conformance.harness.known_bad.sources import seen_in
 from mha.conformance.reports.entries import Entry, by_section, entries
+from mha.conformance.reports.layout import INDENT, WIDTH, counted, first_few, shortened, wrapped
 from mha.conformance.reports.sentence import sentence
 from mha.conformance.reports.summary import Tally, tally, total_rejections
 from mha.conformance.results import NONCONFORMING, Report, Verdict, by_implementation, status_of
@@ -20,14 +19,14 @@ from mha.spec.clauses import CLAUSES
 
 # In characters.
 LONGEST_SCRIPT, LONGEST_BRIEF = 100_000, 200
-# In columns: of a line, unless the terminal is narrower, and of the labels of a description.
-WIDTH, LABEL_WIDTH = 110, 11
-INDENT = " " * 4
+# In columns, of the labels of a description.
+LABEL_WIDTH = 11
 # A tensor as scripts name it: of the call with this number.
 NUMBERED = re.compile(
-    r"\b(?P<name>output|weights|query|key|value|mask)_(?P<number>\d+)(?P<index>(\.grad)?(\[[-\d,"
-    r" :.]*\])?)"
+    r"\b(?P<name>output|weights|query|key|value|mask)_(?P<number>\d+)"
+    r"(?P<index>(\.grad)?(\[[-\d, :.]*\])?)"
 )
+CALLS = ("the first call", "the second call")
 # How a level reads beside a failure.
 LEVELS = {"MAY": "MAY, and claimed"}
 # Why a family blocks clauses of others.
@@ -36,17 +35,21 @@ FAMILY_FAILS = "which the same calls fail"
 QUICK = "profile quick: neither long rows nor rare sizes were tried; --profile default tries them"
 # Of one cause, how many clauses are named.
 MOST_CLAUSES = 8
+# In characters, of the message of advice, in a terminal however narrow.
+SHORTEST_ADVICE = 8
 # Below the text of an entry.
 HANGING = " " * 24
 # How the message on invalid input that is accepted begins; the section says so.
 NOT_RAISED = "no exception was raised, though "
+# Above a script.
+HOW_TO_REPRODUCE = (
+    "To reproduce it without the judge, save this script, which has the names above, and run it:"
+)
 LISTED = (*NONCONFORMING, "waived", "harness_error")
 
 
 def describe_changes(torch_changes: Collection[str]) -> str:
-    """Return in a line what had been changed in torch before a run, empty if nothing had; see
-    `Report`.
-    """
+    """Return in a line what had been changed in torch before a run (see `Report`), or ""."""
     if not torch_changes:
         return ""
     changes = visible_line(", ".join(torch_changes))
@@ -74,26 +77,26 @@ def where(verdict: Verdict) -> str:
     return f"{visible_name(verdict.dtype)} on {visible_name(verdict.device)}"
 
 
+def place(verdict: Verdict) -> str:
+    """Return the dtype, and the device if it is not the CPU."""
+    return visible_name(verdict.dtype) if verdict.device == "cpu" else where(verdict)
+
+
 def brief(verdict: Verdict) -> str:
     """Return the diagnosis, if there is one, and the message in one short line."""
     message = brief_message(verdict)
-    return (
-        f"{visible_line(verdict.diagnosis, LONGEST_BRIEF)}: {message}"
-        if verdict.diagnosis
-        else message
-    )
+    if not verdict.diagnosis:
+        return message
+    return f"{visible_line(verdict.diagnosis, LONGEST_BRIEF)}: {message}"
 
 
 def brief_message(verdict: Verdict) -> str:
     """Return the message in one short line."""
-    return textwrap.shorten(
-        visible(_without_numbers(verdict.message)), LONGEST_BRIEF, placeholder=" ..."
-    )
+    return shortened(visible(_without_numbers(verdict.message)), LONGEST_BRIEF)
 
 
 def _without_numbers(message: str) -> str:
-    """Return a message without the numbers that tell the calls of its script apart: there may be
-    two calls.
+    """Return a message without the numbers of calls in its script, where it names one or two.
 
     >>> _without_numbers("output_2[0, 1] is 1, but should be 2")
     'output[0, 1] is 1, but should be 2'
@@ -101,76 +104,72 @@ def _without_numbers(message: str) -> str:
     'output[0] of the second call is 1, but should be 2, as in output[0] of the first call'
     """
     numbers = sorted({int(found["number"]) for found in NUMBERED.finditer(message)})
-    calls = dict(zip(numbers, ("the first call", "the second call"), strict=False))
+    if len(numbers) > len(CALLS):
+        return message
+    calls = dict(zip(numbers, CALLS, strict=False))
 
     def renamed(found: re.Match[str]) -> str:
         text = f"{found['name']}{found['index'] or ''}"
-        return text if len(numbers) == 1 else f"{text} of {calls[int(found['number'])]}"
+        if len(numbers) == 1:
+            return text
+        return f"{text} of {calls[int(found['number'])]}"
 
-    return NUMBERED.sub(renamed, message) if len(numbers) <= 2 else message
+    return NUMBERED.sub(renamed, message)
 
 
 def describe(verdict: Verdict, width: int = WIDTH) -> str:
-    """Return everything that a user needs to know about a verdict that is not a pass; width: in
-    columns.
-    """
-    clause, blocked = CLAUSES[verdict.clause], verdict.status == "blocked"
+    """Return all about a verdict that is not a pass; width: in columns."""
+    clause = CLAUSES[verdict.clause]
     level = visible_name(LEVELS.get(verdict.level, verdict.level))
     lines = [wrapped(f"{clause.id} ({level}): {clause.title}", width, ""), ""]
-    lines += [_row(label, text, width) for label, text in _finding(verdict).items() if text]
+    lines += _rows(_finding(verdict), width)
     if verdict.case:
         case = visible_line(verdict.case)  # not wrapped, so that it can be copied
         lines.append(f"{'case':<{LABEL_WIDTH}}{case}")
-    tried = f"{verdict.examples} case{'s' * (verdict.examples != 1)} tried"
+    lines += _rows(_circumstances(verdict), width)
+    if verdict.script and verdict.status != "blocked":
+        script = textwrap.indent(visible(verdict.script, LONGEST_SCRIPT), INDENT)
+        lines += ["", wrapped(HOW_TO_REPRODUCE, width, ""), "", script]
+    return "\n".join(lines)
+
+
+def _finding(verdict: Verdict) -> dict[str, str]:
+    """Return by label what is wrong and how to mend it; a diagnosis knows more than the clause."""
     rows = {
-        "sizes": _sizes(verdict.case or ""),
-        "last call": visible(verdict.arguments),
-        "blocked by": (
-            f"{visible_name(verdict.blocked_by or '')}, which fails too: start there"
-            if blocked
-            else ""
-        ),
-        "judged": f"{subject(verdict)}; {tried}",
+        "diagnosis": "",
+        "seen in": seen_in(verdict.diagnosis),
+        "message": visible(verdict.message),
+        "steps": visible(verdict.steps),
+    }
+    fix = CLAUSES[verdict.clause].fix
+    if verdict.diagnosis:
+        rows["diagnosis"] = f"{visible(verdict.diagnosis)}; this gives the same output"
+        fix = verdict.fix
+    if verdict.status in ("fail", "waived"):
+        rows["usual fix"] = visible(fix)
+    return rows
+
+
+def _circumstances(verdict: Verdict) -> dict[str, str]:
+    """Return by label on what a verdict was reached, and what its clause says."""
+    clause = CLAUSES[verdict.clause]
+    rows = {"sizes": _sizes(verdict.case or ""), "last call": visible(verdict.arguments)}
+    if verdict.status == "blocked":
+        cause = visible_name(verdict.blocked_by or "")
+        rows["blocked by"] = f"{cause}, which fails too: start there"
+    return rows | {
+        "judged": f"{subject(verdict)}; {counted(verdict.examples, 'case')} tried",
         "clause": clause.statement,
         "why": clause.why,
         "libraries": clause.differs,
         "source": clause.source,
     }
-    lines += [_row(label, text, width) for label, text in rows.items() if text]
-    if verdict.script and not blocked:
-        hint = (
-            "To reproduce it without the judge, save this script, which has the names above, and"
-            " run it:"
-        )
-        lines += ["", wrapped(hint, width, ""), ""]
-        lines.append(textwrap.indent(visible(verdict.script, LONGEST_SCRIPT), "    "))
-    return "\n".join(lines)
-
-
-def _finding(verdict: Verdict) -> dict[str, str]:
-    """Return what is wrong and how that is usually mended, by label; a diagnosis knows more than
-    the clause.
-    """
-    clause = CLAUSES[verdict.clause]
-    fix = verdict.fix if verdict.diagnosis else clause.fix
-    return {
-        "diagnosis": (
-            f"{visible(verdict.diagnosis)}; this gives the same output" if verdict.diagnosis else ""
-        ),
-        "seen in": seen_in(verdict.diagnosis),
-        "message": visible(verdict.message),
-        "steps": visible(verdict.steps),
-        "usual fix": visible(fix) if verdict.status in ("fail", "waived") else "",
-    }
 
 
 def _sizes(code: str) -> str:
-    """Return the sizes of a case, those at their defaults too, which its repr leaves out; empty
-    without a case.
-    """
-    from mha.conformance.cases.parsing import (
-        read_case,
-    )  # with torch, which the names in this module do not need
+    """Return the sizes of a case, also defaults, which its repr leaves out; "" without a case."""
+    # With torch, which the names in this module do not need.
+    from mha.conformance.cases.parsing import read_case
 
     try:
         case = read_case(code)
@@ -178,6 +177,17 @@ def _sizes(code: str) -> str:
     except ValueError:  # of a report that someone else wrote
         return ""
     return f"B={case.B}, L={case.L}, S={case.S}, d_model={d_model}, n_heads={case.n_heads}"
+
+
+def _rows(texts: Mapping[str, str], width: int) -> Iterator[str]:
+    """Yield a row for each text that is not empty, with its label."""
+    for label, text in texts.items():
+        head = f"{label:<{LABEL_WIDTH}}"
+        hanging = " " * LABEL_WIDTH
+        if "\n" in text:  # a traceback of the judge keeps its lines
+            yield head + textwrap.indent(text.strip(), hanging).lstrip()
+        elif text:
+            yield wrapped(text, width, head, hanging)
 
 
 def summarise(
@@ -189,23 +199,26 @@ def summarise(
     profile: str = "",
     not_covered: Mapping[str, Collection[str]] | None = None,
 ) -> list[str]:
-    """Return for each implementation what does not pass, by section, what was judged, and last the
-    verdict.
+    """Return what does not pass of each implementation, what was judged, and last the verdict.
 
-    incomplete: the run was stopped, so clauses may be missing. width: in columns; a longer line
-        continues below, indented. failures: whether to list what does not pass. profile: of the
-        run; what the quick one leaves out is said.
+    incomplete: the run was stopped, so clauses may be missing.
+    width: in columns; a longer line continues below, indented.
+    failures: whether to list what does not pass.
+    profile: of the run; the summary says what the quick one leaves out.
     not_covered: what no clause judges, by the name of the implementation.
     """
+    options = not_covered or {}
     lines: list[str] = []
     for name, own in by_implementation(verdicts).items():
-        lines += [""] if lines else []
+        if lines:
+            lines.append("")
         if failures:
             lines += listing(own, width)
-        details = [*_blocked(own), *_evidence(own, profile, width - len(INDENT))]
-        lines += [wrapped(line, width, INDENT, 2 * INDENT) for line in details]
-        said = sentence(own, (not_covered or {}).get(name, ()))
-        said = f"INCOMPLETE, so far: {said}" if incomplete else said
+        for detail in (*_blocked(own), *_evidence(own, profile, width - len(INDENT))):
+            lines.append(wrapped(detail, width, INDENT, 2 * INDENT))
+        said = sentence(own, options.get(name, ()))
+        if incomplete:
+            said = f"INCOMPLETE, so far: {said}"
         lines.append(wrapped(f"{visible_name(name)}: {visible(said)}", width, "", INDENT))
     return lines
 
@@ -222,9 +235,7 @@ def summarise_report(report: Report, width: int = WIDTH) -> list[str]:
 
 
 def listing(verdicts: Sequence[Verdict], width: int = WIDTH) -> list[str]:
-    """Return what does not pass of an implementation: a title for each section, and an entry for
-    each cause.
-    """
+    """Return what does not pass: a title for each section, and an entry for each cause."""
     lines: list[str] = []
     for title, found in by_section(entries(verdicts)).items():
         lines.append(f"{title}:")
@@ -238,13 +249,12 @@ def entry_lines(entry: Entry, width: int = WIDTH) -> list[str]:
     """Return an entry in a few lines; one that does not decide, in one."""
     first = entry.first
     places = ", ".join(dict.fromkeys(map(place, entry.verdicts)))
-    head = f"{status_of(first):15} {_some(entry.clauses):7} {places}: "
+    clauses = first_few(entry.clauses, MOST_CLAUSES)
+    head = f"{status_of(first):15} {clauses:7} {places}: "
     message = brief_message(first)
     if status_of(first) == "unmet SHOULD":
-        shown = max(width - len(head), MOST_CLAUSES)
-        return [
-            head + textwrap.shorten(message.removeprefix(NOT_RAISED), shown, placeholder=" ...")
-        ]
+        shown = max(width - len(head), SHORTEST_ADVICE)
+        return [head + shortened(message.removeprefix(NOT_RAISED), shown)]
     if not entry.cause:
         return [wrapped(f"{head}{message}", width, "", HANGING)]
     lines = [wrapped(f"{head}{visible(entry.cause, LONGEST_BRIEF)}", width, "", HANGING)]
@@ -254,40 +264,24 @@ def entry_lines(entry: Entry, width: int = WIDTH) -> list[str]:
     return lines
 
 
-def place(verdict: Verdict) -> str:
-    """Return the dtype, and the device if it is not the CPU."""
-    return visible_name(verdict.dtype) if verdict.device == "cpu" else where(verdict)
-
-
-def _some(clauses: Sequence[str]) -> str:
-    """Return the first clauses of a list, and how many more there are."""
-    if len(clauses) <= MOST_CLAUSES:
-        return ", ".join(clauses)
-    return f"{', '.join(clauses[:MOST_CLAUSES])} and {len(clauses) - MOST_CLAUSES} more"
-
-
 def _evidence(verdicts: Sequence[Verdict], profile: str, width: int) -> Iterator[str]:
-    """Yield on what the verdict rests: what was judged, and what was not, in lines of at most
-    `width` columns.
-    """
-    counted = tally(verdicts)
-    if not counted.judged:
+    """Yield on what the verdict rests, and what was not judged; width: of a line, in columns."""
+    totals = tally(verdicts)
+    if not totals.judged:
         return
-    examples, margin = sum(v.examples for v in verdicts), max(v.margin for v in verdicts)
-    judged = f"{counted.judged} of {counted.clauses}" if counted.unjudged else str(counted.judged)
-    clauses = "clause" if counted.clauses == 1 else "clauses"
-    cases = "case" if examples == 1 else "cases"
-    evidence = (
-        f"judged: {judged} {clauses} on {examples} {cases}; largest error {margin:.2f} of its bound"
-    )
-    if (known_bad := total_rejections(verdicts)).tried:
-        evidence += (
-            f"; wrong answers put to the same cases: {known_bad.rejected} of {known_bad.tried}"
-            " noticed"
-        )
+    judged = counted(totals.clauses, "clause")
+    if totals.unjudged:
+        judged = f"{totals.judged} of {judged}"
+    cases = counted(sum(verdict.examples for verdict in verdicts), "case")
+    margin = max(verdict.margin for verdict in verdicts)
+    evidence = f"judged: {judged} on {cases}; largest error {margin:.2f} of its bound"
+    known_bad = total_rejections(verdicts)
+    if known_bad.tried:
+        noticed = f"{known_bad.rejected} of {known_bad.tried} noticed"
+        evidence += f"; wrong answers put to the same cases: {noticed}"
     yield evidence
-    yield from _unjudged(counted, width)
-    if profile == "quick" and counted.clauses > 1:
+    yield from _unjudged(totals, width)
+    if profile == "quick" and totals.clauses > 1:
         yield QUICK
 
 
@@ -302,58 +296,20 @@ def _blocked(verdicts: Sequence[Verdict]) -> Iterator[str]:
         yield f"blocked by {visible_name(cause)} ({why}): {', '.join(dict.fromkeys(clauses))}"
 
 
-def _unjudged(counted: Tally, width: int) -> Iterator[str]:
-    """Yield a line with the reasons for which clauses were not judged, the rest of them together if
-    they do not fit.
+def _unjudged(totals: Tally, width: int) -> Iterator[str]:
+    """Yield a line with the reasons for which clauses were not judged, if there are any.
+
+    The least frequent ones are counted together if they do not fit.
     """
-    reasons = [f"{visible_name(reason)} ({number})" for reason, number in counted.unjudged.items()]
-    numbers = list(counted.unjudged.values())
-    for shown in range(len(reasons), -1, -1):
-        others = [f"others ({sum(numbers[shown:])})"] if shown < len(reasons) else []
-        line = f"not judged: {', '.join(reasons[:shown] + others)}"
-        if reasons and (len(line) <= width or shown == 0):
-            yield line
-            return
-
-
-def _row(label: str, text: str, width: int) -> str:
-    if "\n" in text:  # a traceback of the judge keeps its lines
-        return f"{label:<{LABEL_WIDTH}}{textwrap.indent(text.strip(), ' ' * LABEL_WIDTH).lstrip()}"
-    return wrapped(text, width, f"{label:<{LABEL_WIDTH}}", " " * LABEL_WIDTH)
-
-
-def width_of(stream: IO[str]) -> int:
-    """Return how many columns to use: those of a terminal, and `WIDTH` at most and for a file or
-    pipe.
-    """
-    return min(shutil.get_terminal_size().columns, WIDTH) if stream.isatty() else WIDTH
-
-
-def fitted(text: str, stream: IO[str], indent: str = INDENT) -> str:
-    """Return a text whose lines fit a terminal, except code, which is indented.
-
-    It is unchanged for a file or pipe, where one may search for a line.
-    """
-    if not stream.isatty():
-        return text
-    width = width_of(stream)
-    return "\n".join(
-        line if line.startswith(" ") else wrapped(line, width, "", indent)
-        for line in text.split("\n")
-    )
-
-
-def wrapped(text: str, width: int, first: str, rest: str | None = None) -> str:
-    """Return a text in lines of at most `width` columns.
-
-    Long words and code are never broken. first, rest: what the first line and the others begin
-    with.
-
-    >>> wrapped("one two three", 8, "", "  ")
-    'one two\\n  three'
-    """
-    indent = first if rest is None else rest
-    filler = textwrap.TextWrapper(
-        width, first, indent, break_long_words=False, break_on_hyphens=False
-    )
-    return filler.fill(text)
+    reasons = [f"{visible_name(reason)} ({number})" for reason, number in totals.unjudged.items()]
+    if not reasons:
+        return
+    line = f"not judged: {', '.join(reasons)}"
+    others = 0
+    for number in reversed(totals.unjudged.values()):
+        if len(line) <= width:
+            break
+        reasons.pop()
+        others += number
+        line = f"not judged: {', '.join([*reasons, f'others ({others})'])}"
+    yield line

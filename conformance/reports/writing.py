@@ -1,6 +1,4 @@
-"""Files written in one step: a full disk or the end of the process leaves an earlier file as it
-was.
-"""
+"""Files written in one step: where that fails, an earlier file is left as it was."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ IRREPLACEABLE = {errno.EACCES, errno.EBUSY, errno.EPERM, errno.EROFS}
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a file that the user has named in one step, so that it is there as a whole, or as it
-    was before.
+    """Write a file that the user has named, as a whole or not at all.
 
     A link is followed. What cannot be replaced is written to as it is: a device, a file that is
     mounted by itself, or one in a folder to which nothing can be added. Raises OSError.
@@ -34,8 +31,7 @@ def write_text(file: Path, text: str) -> None:
 
 
 def write_own(file: Path, text: str) -> None:
-    """Write a file in a folder of ours in one step; a link in its place is replaced, and never
-    followed.
+    """Write a file of ours in one step; a link in its place is replaced, and never followed.
 
     Raises OSError.
     """
@@ -43,9 +39,7 @@ def write_own(file: Path, text: str) -> None:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder of ours; raises OSError where that fails, and for a link, since we would write
-    elsewhere.
-    """
+    """Make a folder of ours; raises OSError, also for a link, since we would write elsewhere."""
     if folder.is_symlink():
         raise OSError(errno.ELOOP, "it is a link; put a folder in its place", str(folder))
     folder.mkdir(exist_ok=True)
