@@ -7,7 +7,6 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -73,8 +72,12 @@ def to_html(report: Report, sections: Sequence[Section] = ()) -> str:
     """Return the page, with further sections after the summary."""
     by_name = _by_name(report)
     families = list(_families(by_name))
-    rows = list(chain.from_iterable(family["rows"] for family in families))
-    signs = set(chain.from_iterable(row["signs"] for row in rows))
+    signs: set[str] = set()
+    passing = 0
+    for family in families:
+        for row in family["rows"]:
+            signs.update(row["signs"])
+            passing += row["passes"]
     data = {"clauses": _clauses(report), "names": list(by_name), "verdicts": _evidence(by_name)}
     one_line = json.dumps(json.loads(report.to_json()))  # since the page is long
     return page("page.html.j2").render(
@@ -85,7 +88,7 @@ def to_html(report: Report, sections: Sequence[Section] = ()) -> str:
         summary=[_summary(name, own) for name, own in by_name.items()],
         sections=sections,
         families=families,
-        passing=sum(row["passes"] for row in rows),
+        passing=passing,
         classes=CLASSES,
         legend=legend(signs),
         failures=_failures(report, by_name),
@@ -126,7 +129,7 @@ def _by_name(report: Report) -> dict[str, list[Verdict]]:
 
 
 def _outcome(report: Report, by_name: ByName) -> str:
-    """Return in a few sentences how many implementations conform, and what is wrong with the run."""
+    """Return in a few sentences how many implementations conform, and what the run lacks."""
     conforming = list(filter(conforms, by_name.values()))
     number = f"{len(conforming)} of {len(by_name)} implementations conform"
     partly = sum(tally(own).few_judged for own in conforming)
