@@ -106,6 +106,7 @@ class _Merged:
         self.seeds: set[int] = set()
         self.targets: dict[str, str] = {}
         self.broken: dict[str, str] = {}
+        self.not_covered: dict[str, tuple[str, ...]] = {}
         self.incomplete = False
         self.started = ""
         self.hosts: dict[str, None] = {}
@@ -117,6 +118,7 @@ class _Merged:
         self.seeds |= set(report.all_seeds)
         self.targets |= report.targets
         self.broken |= report.broken
+        self.not_covered |= report.not_covered
         self.incomplete |= report.incomplete
         self.started = min(self.started or report.started, report.started)
         self.hosts |= {report.host: None}
@@ -154,6 +156,7 @@ class _Merged:
             targets=self.targets,
             incomplete=self.incomplete,
             broken=self.broken,
+            not_covered=self.not_covered,
             started=self.started,
             host=", ".join(self.hosts),
         )

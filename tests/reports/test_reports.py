@@ -25,7 +25,7 @@ from mha.conformance.reports.github import workflow_commands
 from mha.conformance.reports.html import Section, to_html
 from mha.conformance.reports.merge import merge
 from mha.conformance.reports.terminal import matrix
-from mha.conformance.reports.text import describe, summarise
+from mha.conformance.reports.text import describe, summarise, summarise_report
 from mha.conformance.results import VOLATILE, Rejections, Report
 from support.folders import DOCS
 from support.reports_made import FORMAT_1, HOSTILE, hostile, report, two_implementations, verdict
@@ -361,6 +361,16 @@ def test_shards_are_merged_in_the_order_of_the_contract() -> None:
     assert merged.verdicts == whole.verdicts
     assert merged.started == "1"
     assert merge([whole, whole]).verdicts == whole.verdicts
+
+
+def test_merged_report_says_what_is_not_covered_of_each_implementation() -> None:
+    parts = [
+        report(verdict(name, "SHP-1"), not_covered={name: (f"option_of_{name}",)})
+        for name in ("first", "second")
+    ]
+    text = "\n".join(summarise_report(merge(parts)))
+    assert "not covered: option_of_first" in text
+    assert "not covered: option_of_second" in text
 
 
 @pytest.mark.parametrize(
