@@ -431,11 +431,9 @@ def list_() -> None:
     """List the registered implementations and their dtypes."""
 
     def run() -> int:
-        from mha.conformance.cli.list import registered
+        from mha.conformance.cli.list import list_registered
 
-        lines, status = registered()
-        print_folded("\n".join(lines), " " * 16)
-        return status
+        return list_registered()
 
     exit_guarded(run)
 

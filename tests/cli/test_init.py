@@ -267,6 +267,14 @@ def test_list_names_registered_implementations() -> None:
     assert "float32" in lines["loop"]
 
 
+def test_list_is_aligned() -> None:
+    lines = run("list")[1].splitlines()
+    rows = [re.match(r"(\S+ +)(\S+ +)", line) for line in lines]
+    assert {row.end(1) for row in rows if row} == {len("context_parallel ")}
+    assert len({row.end(2) for row in rows if row}) == 1
+    assert all(rows)
+
+
 def test_list_of_a_broken_plugin_has_status_2(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Registered(
         "plugin", "plugin:implementation", error="RuntimeError: no library", broken=True
