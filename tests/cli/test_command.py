@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer
 
-from mha.conformance.cli import app, main
+from mha.conformance.cli import app, main, options
 from mha.conformance.properties.registry import properties
 from mha.conformance.properties.source_index import listing
 from mha.conformance.reports import files
@@ -151,7 +151,7 @@ def test_help_names_every_verb() -> None:
 
 
 def test_default_report_is_the_last_run() -> None:
-    assert app.LAST == files.LAST
+    assert options.LAST == files.LAST
 
 
 def test_listing_agrees_with_the_registry() -> None:

@@ -17,8 +17,9 @@ from mha.conformance import check
 from mha.conformance.campaign.folder import Folder, Stamp
 from mha.conformance.campaign.plan import Campaign, Plan
 from mha.conformance.campaign.run import RunOptions, RunState, run_campaign
-from mha.conformance.cli.app import _jobs, app
+from mha.conformance.cli.app import app
 from mha.conformance.cli.bench import BenchOptions
+from mha.conformance.cli.commands_judging import _jobs
 from mha.conformance.engine import workers
 from mha.conformance.project import PROFILE_NAMES, read_project
 from mha.conformance.results import Report

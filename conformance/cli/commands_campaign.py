@@ -1,4 +1,4 @@
-"""`mha campaign`: many implementations, dtypes and seeds judged as jobs, on one machine or on many."""
+"""`mha campaign run` and `mha campaign report`: many implementations, dtypes and seeds as jobs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mha.conformance.cli.options import WrittenReports
 from mha.conformance.cli.printing import HELP_WIDTH, errors_in_one_line
 
 campaign = typer.Typer(
@@ -17,41 +18,45 @@ campaign = typer.Typer(
     epilog="Example: mha campaign run plan.toml --out results; see docs/campaign.md",
 )
 
+Plan = Annotated[Path, typer.Argument(metavar="PLAN", help="A TOML file: what to judge.")]
+Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results are.")]
+Engine = Annotated[str, typer.Option(metavar="NAME", help="local, or ray for a cluster.")]
+Address = Annotated[
+    str,
+    typer.Option(
+        metavar="WHERE", help="Of the Ray cluster: local starts one here, auto joins the one here."
+    ),
+]
+Part = Annotated[str, typer.Option(metavar="I/N", help="Run only part I of N, such as 1/3.")]
+JobsAtOnce = Annotated[
+    int,
+    typer.Option(
+        "--jobs",
+        "-j",
+        min=0,
+        metavar="N",
+        show_default=False,
+        help="Jobs at once. Default: one a core.",
+    ),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Keep the results that are there; run the others.")
+]
+Retry = Annotated[
+    str, typer.Option(metavar="crashed", help="Run jobs again that crashed or came to a limit.")
+]
+
 
 @campaign.command(epilog="Example: mha campaign run plan.toml --out results --resume")
 def run(  # noqa: PLR0913  the options of the command
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A TOML file: what to judge.")],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the results are.")],
-    engine: Annotated[
-        str, typer.Option(metavar="NAME", help="local, or ray for a cluster.")
-    ] = "local",
-    address: Annotated[
-        str,
-        typer.Option(
-            metavar="WHERE",
-            help="Of the Ray cluster: local starts one here, auto joins the one here.",
-        ),
-    ] = "",
-    shard: Annotated[
-        str, typer.Option(metavar="I/N", help="Run only part I of N, such as 1/3.")
-    ] = "1/1",
-    jobs: Annotated[
-        int,
-        typer.Option(
-            "--jobs",
-            "-j",
-            min=0,
-            metavar="N",
-            show_default=False,
-            help="Jobs at once. Default: one a core.",
-        ),
-    ] = 0,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Keep the results that are there; run the others.")
-    ] = False,
-    retry: Annotated[
-        str, typer.Option(metavar="crashed", help="Run jobs again that crashed or came to a limit.")
-    ] = "",
+    plan: Plan,
+    out: Out,
+    engine: Engine = "local",
+    address: Address = "",
+    shard: Part = "1/1",
+    jobs: JobsAtOnce = 0,
+    resume: Resume = False,
+    retry: Retry = "",
 ) -> None:
     """Run the jobs of a plan that have no result yet.
 
@@ -72,22 +77,19 @@ def run(  # noqa: PLR0913  the options of the command
     raise typer.Exit(status)
 
 
+Folders = Annotated[
+    list[Path], typer.Argument(metavar="FOLDER", help="The folders of one campaign's results.")
+]
+Before = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Compare with an earlier campaign, as with an older torch."
+    ),
+]
+
+
 @campaign.command(epilog="Example: mha campaign report results --to report.html")
-def report(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER", help="The folders of one campaign's results.")
-    ],
-    before: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Compare with an earlier campaign, as with an older torch."
-        ),
-    ] = None,
-    to: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Write a .html, .json or .md report. Repeatable."),
-    ] = None,
-) -> None:
+def report(folders: Folders, before: Before = None, to: WrittenReports = None) -> None:
     """Show what a campaign found.
 
     For each implementation and clause, that is the worst verdict of all seeds.
