@@ -1,3 +1,1 @@
-"""Properties: one module for each family of clauses, one function for each way in which a clause is
-tested.
-"""
+"""Properties: a module for each family of clauses, a function for each way to test a clause."""

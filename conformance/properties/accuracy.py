@@ -63,9 +63,7 @@ def results_are_within_the_bound(session: Session, case: Case) -> None:
     number=10,
 )
 def results_are_within_the_bound_of_a_plain_softmax(session: Session, case: Case) -> None:
-    """Where nothing is declared of the softmax, results are within the bound for one in the
-    accumulator's dtype.
-    """
+    """With no declaration about the softmax, results are within the bound of a plain one."""
     problem, claims = case.problem(), session.claims
     plain = replace(claims, rounding=claims.rounding.of_plain_softmax)
     because = (
@@ -150,9 +148,7 @@ def results_on_several_threads_are_within_the_bound(session: Session, case: Case
 def results_for_more_than_1024_heads_of_a_batch_are_within_the_bound(
     session: Session, case: Case
 ) -> None:
-    """Output and weights are within the bound where items exceed 64, and times heads 1024, and
-    masks differ by both.
-    """
+    """Output and weights are within the bound for 66 items and 17 heads, each with its own mask."""
     _expect_within_the_bound(session, case)
 
 
@@ -178,9 +174,7 @@ def results_of_heads_wider_than_256_are_within_the_bound(session: Session, case:
     number=7,
 )
 def results_of_everyday_inference_are_within_the_bound(session: Session, case: Case) -> None:
-    """The output is within the bound in evaluation without gradients, mask or weights, where fast
-    paths are common.
-    """
+    """The output is within the bound in plain inference, where fast paths are common."""
     _expect_within_the_bound(session, case)
 
 
@@ -237,9 +231,7 @@ def double_precision_is_double_throughout(session: Session, case: Case) -> None:
     must_reject=("lopsided", "zeros"),
 )
 def half_precision_is_no_worse_than_the_plain_formula(session: Session, case: Case) -> None:
-    """In half precision the root mean square error is at most twice that of the plain formula in
-    the same dtype.
-    """
+    """In half precision the root mean square error is at most twice that of the plain formula."""
     expect_no_worse_than_plain(session, case)
 
 

@@ -33,7 +33,7 @@ SLOPED = Domain(
     must_reject=("ignores_slopes", "lopsided"),
 )
 def alibi_is_the_float_mask_of_its_slopes(session: Session, case: Case) -> None:
-    """With slopes the result is within the bound of the oracle's, beside masks and the causal flag."""
+    """With slopes the result is within the bound, beside masks and the causal flag."""
     problem = case.problem()
     assume_answered(session, problem)
     expect_result(
@@ -61,9 +61,7 @@ def alibi_is_the_float_mask_of_its_slopes(session: Session, case: Case) -> None:
     number=2,
 )
 def alibi_goes_with_other_options(session: Session, case: Case) -> None:
-    """With slopes beside a window, a cap, a scale or grouped heads the result is within the bound
-    of the oracle's.
-    """
+    """With slopes beside other options or grouped heads the result is within the bound."""
     expect_together(session, case.problem())
 
 
@@ -93,7 +91,5 @@ def gradients_have_the_slopes(session: Session, case: Case) -> None:
     number=5,
 )
 def slopes_have_an_effect(session: Session, case: Case) -> None:
-    """Where slopes change the exact result by ten times the bound, the result is not that without
-    them.
-    """
+    """Where slopes change the exact result by ten times the bound, the result changes too."""
     expect_effect(session, case.problem(), "alibi")

@@ -41,7 +41,7 @@ FAR_ABOVE = 1e3
     must_reject=("ignores_softcap", "lopsided"),
 )
 def a_softcap_acts_where_it_is_declared_to(session: Session, case: Case) -> None:
-    """With a cap the result is within the bound of the oracle's, beside masks and the causal flag."""
+    """With a cap the result is within the bound, beside masks and the causal flag."""
     problem = case.problem()
     assume_answered(session, problem)
     because = f"the oracle's value, with scores that are capped at {case.softcap}"
@@ -64,9 +64,7 @@ def a_softcap_acts_where_it_is_declared_to(session: Session, case: Case) -> None
     number=2,
 )
 def a_softcap_goes_with_other_options(session: Session, case: Case) -> None:
-    """With a cap beside a scale, a window or grouped heads the result is within the bound of the
-    oracle's.
-    """
+    """With a cap beside other options or grouped heads the result is within the bound."""
     expect_together(session, case.problem())
 
 
@@ -160,7 +158,5 @@ def scores_far_above_the_cap_give_finite_results(session: Session, case: Case) -
     number=3,
 )
 def a_softcap_has_an_effect(session: Session, case: Case) -> None:
-    """Where a cap changes the exact result by ten times the bound, the result is not that without
-    it.
-    """
+    """Where a cap changes the exact result by ten times the bound, the result changes too."""
     expect_effect(session, case.problem(), "softcap")

@@ -13,7 +13,7 @@ from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.support.shared_assertions import expect_unread
+from mha.conformance.properties.support.unread_keys import expect_unread
 from mha.spec import Problem, causal_mask, join_causal
 from mha.spec.problem import INPUTS
 
@@ -61,9 +61,7 @@ def later_positions_have_no_influence(session: Session, case: Case) -> None:
 def later_positions_have_no_influence_beside_the_lowest_number(
     session: Session, case: Case
 ) -> None:
-    """This holds with left padding as the lowest number too, although a row may have no other
-    allowed key.
-    """
+    """This holds beside left padding by the lowest number, which may be all that a row allows."""
     problem = case.problem()
     later = (~_causal_mask(session, problem)).expand(case.B, -1, -1)
     mask = problem.query.new_zeros(1, 1, 1, problem.key.shape[1])
@@ -74,9 +72,7 @@ def later_positions_have_no_influence_beside_the_lowest_number(
 def _expect_explicit(
     session: Session, problem: Problem, output: RecordedTensor, because: str
 ) -> None:
-    """Expect the output of a causal call to be that of one mask which says the same, or, if none
-    can, the oracle's.
-    """
+    """Expect the output for one mask that says the same; the oracle's where no mask can."""
     claims, expected = session.claims, session.bound_of(problem)
     if claims.always_causal or not (claims.masks and claims.per_query_mask):
         expect_close(output, expected(), because=because)

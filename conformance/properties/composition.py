@@ -139,9 +139,7 @@ def _expect_compiled(session: Session, case: Case, backend: str) -> None:
 
 
 def _without_keys(session: Session, problem: Problem) -> Problem | None:
-    """Return the problem with a mask that leaves the first item, or all that share it, no key; None
-    without a mask.
-    """
+    """Return the problem with a mask that leaves the first item no key; None without a mask."""
     mask = problem.mask
     if mask is None or session.claims.empty_row == "error":
         return None
@@ -207,9 +205,7 @@ def generated_code_agrees(session: Session, case: Case) -> None:
     slow=True,
 )
 def generated_code_without_gradients_agrees(session: Session, case: Case) -> None:
-    """Inductor's code for inference agrees with eager: it is other code, and where sizes are equal,
-    axes look alike.
-    """
+    """The code that Inductor generates for inference agrees with eager, for equal sizes too."""
     assume(_has_compiler(case.device), "the machine has no compiler for generated code")
     alike = replace(case, n_heads=4, B=4, L=4, S=4)
     for each in (case, alike):
@@ -244,9 +240,7 @@ class _Positional(nn.Module):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep from the terminal the graphs that the exporter prints if it fails; its error says
-    enough.
-    """
+    """Hide the graphs that the exporter prints where it fails; its error says enough."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -257,9 +251,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _expect_exported(session: Session, case: Case) -> None:
-    """The exported program is within the bound for the sizes that it was captured with, and for
-    others.
-    """
+    """The exported program is within the bound for the sizes of its capture, and for others."""
     problem = case.problem()
     B, L, S = (torch.export.Dim(name, min=1, max=1 << 12) for name in ("B", "L", "S"))
     sizes: Any = (
@@ -340,9 +332,7 @@ def exported_mask_agrees(session: Session, case: Case) -> None:
     max_cases=12,
 )
 def functional_transforms_agree(session: Session, case: Case) -> None:
-    """functional_call, vmap over two sets of weights, and grad of torch.func agree with the plain
-    module.
-    """
+    """functional_call, vmap over two sets of weights, and grad agree with the plain module."""
     problem = case.problem()
     if not problem.config.projected:
         _expect_func_of_queries(session, problem)
@@ -422,7 +412,7 @@ def _expect_func_of_queries(session: Session, problem: Problem) -> None:
     must_reject=("lopsided",),
 )
 def autocast_is_within_the_low_precision_bound(session: Session, case: Case) -> None:
-    """Under autocast the result is within the bound of low precision, and every gradient is finite."""
+    """Under autocast results are within the bound of low precision, and gradients finite."""
     problem = case.problem()
     assume_answered(session, problem)
     need_weights = (

@@ -45,7 +45,7 @@ CONSTRUCTION = Domain(
     must_reject=UNCHECKED,
 )
 def indivisible_width_gives_no_result(session: Session, case: Case) -> None:
-    """No call returns a result where d_model % n_heads != 0: construction raises, or the call does."""
+    """No call returns a result where d_model % n_heads != 0: it raises, or construction does."""
     excess = 1 + case.seed % (case.n_heads - 1)
     for width in (case.n_heads * case.head_dim + excess, excess):
         _expect_no_result(session, case, replace(case.config, d_model=width))
@@ -74,9 +74,7 @@ def _expect_no_result(session: Session, case: Case, config: Config) -> None:
 
 
 def _computed(session: Session, problem: Problem) -> str:
-    """Return in words what a call returns; raises CallRaised, and AdapterError where no weights can
-    be loaded.
-    """
+    """Return in words what a call returns; raise AdapterError where no weights can be loaded."""
     try:
         return _computed_heads(session, problem, session(problem, need_weights=False).output)
     except CallRaised:
@@ -86,9 +84,7 @@ def _computed(session: Session, problem: Problem) -> str:
 
 
 def _computed_as_constructed(session: Session, problem: Problem) -> str:
-    """Return in words what a module returns with the weights that it was constructed with; "" if
-    its call raises.
-    """
+    """Return in words what a module as constructed returns; "" if its call raises."""
     original, case = original_of(session.implementation), session.case
     if not isinstance(original, ModuleImplementation):
         raise Discard("weights of such sizes cannot be loaded into what was constructed")
@@ -132,9 +128,7 @@ def _computed_heads(session: Session, problem: Problem, output: RecordedTensor) 
     must_reject=UNCHECKED,
 )
 def error_is_a_value_error_with_both_numbers(session: Session, case: Case) -> None:
-    """Construction with d_model % n_heads != 0 raises a ValueError whose message contains both
-    numbers.
-    """
+    """Construction with d_model % n_heads != 0 raises a ValueError that names both numbers."""
     width = case.n_heads * case.head_dim + 1 + case.seed % (case.n_heads - 1)
     config = replace(case.config, d_model=width)
     error = _expect_rejected(session, config, _indivisible(config))
@@ -167,9 +161,7 @@ def non_positive_sizes_are_rejected(session: Session, case: Case) -> None:
 
 @property_of("CFG-4", CONSTRUCTION, must_reject=("zeros", "mean", "lopsided", "slightly_lopsided"))
 def every_divisor_is_right_or_refused(session: Session, case: Case) -> None:
-    """For every n_heads that divides d_model, including 1 and d_model, results are right, or
-    construction raises.
-    """
+    """Each n_heads that divides d_model, 1 and d_model too, gives right results or is refused."""
     for problem in _with_each_divisor(session, case):
         try:
             session.built(problem)
@@ -187,7 +179,7 @@ def every_divisor_is_accepted(session: Session, case: Case) -> None:
 
 
 def _with_each_divisor(session: Session, case: Case) -> Iterator[Problem]:
-    """Yield the problem of a case with every number of heads that is claimed and divides d_model."""
+    """Yield the problem of a case with every claimed number of heads that divides d_model."""
     problem = case.problem()
     width = problem.config.d_model
     for n_heads in range(1, width + 1):
@@ -262,9 +254,7 @@ def _indivisible(config: Config) -> str:
 
 
 def _parameter_count(attention: object) -> int | None:
-    """Count the numbers in the parameters of a module, or of the one that an adapter wraps; None
-    without a module.
-    """
+    """Count the numbers in a module's parameters, in an adapter too; None without a module."""
     module = getattr(attention, "module", attention)
     return (
         sum(p.numel() for p in module.parameters()) if isinstance(module, torch.nn.Module) else None

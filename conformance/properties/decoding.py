@@ -27,16 +27,12 @@ EDITED = replace(DECODING, min_B=2, min_L=3, min_S=3, max_length=17)
     "INC-1", replace(DECODING, variants=("plain", "grouped")), needs="decodes", requires="HED-1"
 )
 def decoding_equals_one_causal_pass(session: Session, case: Case) -> None:
-    """Decoding position by position with a cache equals one causal pass, with fewer key/value heads
-    too.
-    """
+    """Decoding position by position equals one causal pass, with fewer key/value heads too."""
     _expect_decoded(session, case, case.problem())
 
 
 def _expect_decoded(session: Session, case: Case, problem: Problem) -> None:
-    """Two sequences, decoded in turn, equal one causal pass each: the cache is not of the module
-    but of a sequence.
-    """
+    """Two sequences, decoded in turn, equal one causal pass each: a cache is of one sequence."""
     if session.claims.dropout and case.seed % 2:  # none of it in evaluation
         problem = with_dropout(problem, 0.5)
     sequences = [
@@ -61,9 +57,7 @@ def _expect_decoded(session: Session, case: Case, problem: Problem) -> None:
     must_reject=("lopsided",),
 )
 def long_decoding_equals_one_causal_pass(session: Session, case: Case) -> None:
-    """Decoding equals one causal pass beyond the length that caches often start with, in heads of
-    everyday width.
-    """
+    """Decoding 260 positions, more than caches often start with, equals one causal pass."""
     _expect_decoded(session, case, replace(case, head_dim=64, L=260, S=260).problem())
 
 
@@ -106,9 +100,7 @@ def items_of_different_lengths_are_decoded_each_for_itself(session: Session, cas
     must_reject=("lopsided",),
 )
 def long_items_are_decoded_each_for_itself(session: Session, case: Case) -> None:
-    """Items that advance at their own pace equal one causal pass beyond the usual length of a page
-    of a cache.
-    """
+    """Items that advance at their own pace equal one causal pass beyond a usual page of a cache."""
     _expect_ragged(session, replace(case, L=70, S=70))
 
 
@@ -120,9 +112,7 @@ def _expect_ragged(session: Session, case: Case) -> None:
 
 @property_of("INC-2", CHUNKS, needs="decodes=chunks", requires="HED-1", max_cases=40)
 def chunks_against_a_cache_equal_one_causal_pass(session: Session, case: Case) -> None:
-    """However a sequence is cut into chunks, decoding them equals one causal pass; a chunk may fill
-    the cache.
-    """
+    """However a sequence is cut into chunks, decoding them equals one causal pass."""
     sequence = DecodedSequence(session, case.problem())
     ends = _ends_of_chunks(case)
     chunks = [sequence.decode_positions(start, end) for start, end in pairwise([0, *ends])]
@@ -140,9 +130,7 @@ def chunks_against_a_cache_equal_one_causal_pass(session: Session, case: Case) -
     number=2,
 )
 def several_positions_at_once_are_right_or_refused(session: Session, case: Case) -> None:
-    """What is claimed to decode one position at a time takes several as one causal pass does, or
-    refuses them.
-    """
+    """Several positions, where one at a time is claimed, equal one causal pass or are refused."""
     sequence = DecodedSequence(session, case.problem())
     ends = _ends_of_chunks(case)
     try:
@@ -153,9 +141,7 @@ def several_positions_at_once_are_right_or_refused(session: Session, case: Case)
 
 
 def _ends_of_chunks(case: Case) -> list[int]:
-    """Return where the chunks of a sequence end: all at once, or after some of its positions, at
-    random.
-    """
+    """Return where the chunks of a sequence end: at its end only, or at random positions too."""
     inner = 0 if case.seed % 3 == 0 else min(case.L - 1, 1 + case.seed % 4)
     order = torch.randperm(case.L - 1, generator=case.generator) + 1
     return [*sorted(order[:inner].tolist()), case.L]
@@ -165,9 +151,7 @@ def _ends_of_chunks(case: Case) -> list[int]:
     "INC-3", EDITED, needs=("decodes", "cache_edits=reorder"), requires="HED-1", max_cases=20
 )
 def reordered_cache_decodes_the_items_that_it_holds(session: Session, case: Case) -> None:
-    """After its items are reordered, some of them twice and some not at all, a cache decodes those
-    that it has.
-    """
+    """After its items are reordered, some twice and some dropped, a cache decodes those it has."""
     problem, middle = case.problem(), case.L // 2 + 1
     sequence = DecodedSequence(session, problem)
     sequence.decode_until(middle)
@@ -196,9 +180,7 @@ def cropped_cache_forgets_what_came_after(session: Session, case: Case) -> None:
     "INC-3", EDITED, needs=("decodes", "cache_edits=copy"), requires="HED-1", max_cases=20, number=3
 )
 def copied_cache_is_one_of_its_own(session: Session, case: Case) -> None:
-    """A cache and its copy go on with positions of their own, in turn, without a change of the
-    other.
-    """
+    """A cache and its copy go on in turn, each with positions of its own."""
     problem, shared = case.problem(), 1 + case.seed % (case.L - 1)
     sequence = DecodedSequence(session, problem)
     sequence.decode_until(shared)

@@ -1,6 +1,4 @@
-"""NUM-7: in half precision, the error of a whole output, projected on what small defects would do
-to it.
-"""
+"""NUM-7: no small defect explains the error of an output in half precision better than rounding."""
 
 from __future__ import annotations
 
@@ -89,7 +87,7 @@ TILE = 16
     max_cases=10,
 )
 def errors_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error of the output better than rounding does."""
+    """In half precision no small defect explains the error of the output better than rounding."""
     expect_rounding_alone(session, case)
 
 
@@ -97,9 +95,7 @@ def errors_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
     "NUM-7", PLAIN_ROWS, requires="HED-1", must_reject=("lopsided",), max_cases=2, number=2
 )
 def errors_for_many_keys_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error of the output better than rounding does,
-    for 600 keys.
-    """
+    """In half precision no small defect explains the error better than rounding, for 600 keys."""
     expect_rounding_alone(session, with_many_keys(case, FEW_ROWS, MANY_KEYS))
 
 
@@ -113,9 +109,7 @@ def errors_for_many_keys_do_not_add_up_to_a_defect(session: Session, case: Case)
     number=3,
 )
 def errors_in_a_large_batch_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error better than rounding does, for 32 items,
-    in each mode.
-    """
+    """In half precision no small defect explains the error better than rounding, for 32 items."""
     case = replace(case, B=MANY_ITEMS, n_heads=8, head_dim=16, L=33, S=33)
     problem = case.problem()
     for mode in ALL_MODES:
@@ -126,9 +120,7 @@ def errors_in_a_large_batch_do_not_add_up_to_a_defect(session: Session, case: Ca
     "NUM-7", FEW_IN_EACH_CALL, requires="HED-1", must_reject=("lopsided",), max_cases=3, number=4
 )
 def errors_for_few_queries_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors of few queries of many items better
-    than rounding.
-    """
+    """In half precision no small defect explains the errors of few queries better than rounding."""
     expect_rounding_alone(session, case)
 
 
@@ -136,9 +128,7 @@ def errors_for_few_queries_do_not_add_up_to_a_defect(session: Session, case: Cas
     "NUM-7", FEW_IN_EACH_CALL, requires="HED-1", must_reject=("lopsided",), max_cases=2, number=5
 )
 def errors_of_many_small_calls_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors of many calls with one item better than
-    rounding does.
-    """
+    """In half precision no small defect explains the errors of small calls better than rounding."""
     assume_modelled(session, case)
     problem = case.problem()
     outputs = [session(item(problem, index)).output.tensor for index in range(case.B)]
@@ -151,9 +141,7 @@ def errors_of_many_small_calls_do_not_add_up_to_a_defect(session: Session, case:
     "NUM-7", PLAIN_ROWS, requires="HED-1", must_reject=("lopsided",), max_cases=1, number=7
 )
 def errors_for_more_than_1024_keys_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error better than rounding does, for three
-    heads on 1100 keys.
-    """
+    """In half precision no small defect explains the error better than rounding, for 1100 keys."""
     many = with_many_keys(case, MORE_ROWS, MORE_KEYS)
     expect_rounding_alone(session, replace(many, n_heads=min(many.n_heads, 3), head_dim=64))
 
@@ -162,9 +150,7 @@ def errors_for_more_than_1024_keys_do_not_add_up_to_a_defect(session: Session, c
     "NUM-7", PLAIN_ROWS, requires="HED-1", must_reject=("lopsided",), max_cases=1, number=9
 )
 def errors_for_4096_keys_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error better than rounding does, for three
-    heads on 4096 keys.
-    """
+    """In half precision no small defect explains the error better than rounding, for 4096 keys."""
     assume(case.inputs == "cross", "in self-attention there would be as many queries")
     many = with_long_rows(case)
     expect_rounding_alone(session, replace(many, n_heads=min(many.n_heads, 3), head_dim=64))
@@ -174,9 +160,7 @@ def errors_for_4096_keys_do_not_add_up_to_a_defect(session: Session, case: Case)
     "NUM-7", PLAIN_ROWS, requires="HED-1", must_reject=("lopsided",), max_cases=1, number=8
 )
 def errors_for_two_keys_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error better than rounding does, for two keys
-    of many items.
-    """
+    """In half precision no small defect explains the error better than rounding, for two keys."""
     queries = 2 if case.causal or case.inputs != "cross" else 8
     expect_rounding_alone(
         session, replace(case, B=ITEMS_OF_TWO_KEYS, n_heads=4, head_dim=16, L=queries, S=2)
@@ -189,9 +173,7 @@ def with_long_rows(case: Case) -> Case:
 
 
 def with_many_keys(case: Case, queries: int, keys: int) -> Case:
-    """Return a case with so many keys; with as many queries, and one head, where the inputs are one
-    tensor.
-    """
+    """Return a case with so many keys; where inputs are shared, as many queries and one head."""
     if case.inputs == "cross":
         return replace(case, B=1, n_heads=4, head_dim=16, L=queries, S=keys)
     return replace(case, B=1, n_heads=1, head_dim=64, L=keys, S=keys)
@@ -227,8 +209,7 @@ def expect_explained(
     place: Callable[[Tested], str] = lambda _: "",
     assertion: Callable[[Tested], Sequence[str]] = lambda _: (),
 ) -> float:
-    """Expect the error along each direction to be one that rounding explains; return the largest
-    ratio.
+    """Expect rounding to explain the error along each direction; return the largest ratio.
 
     code: the results, as in "output_1 is". place: says where a defect is, as in " in head 0", or
     "". assertion: the lines of a script that show it.
@@ -286,8 +267,7 @@ def expect_errors_of_rounding(
     output: RecordedTensor,
     claims: Claims | None = None,
 ) -> None:
-    """Expect the error of an output (B, L, D) of a problem along each direction to be one that
-    rounding explains.
+    """Expect rounding to explain the error of an output (B, L, D) along each direction.
 
     claims: say how it rounds; those of the session by default.
     """
@@ -320,9 +300,7 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class ExactOutput:
-    """What an output is compared with: the exact one, its rows that are known, and the directions
-    with allowances.
-    """
+    """The exact output, its known rows, and the directions with their allowances."""
 
     output: Tensor
     known: Tensor
@@ -345,9 +323,7 @@ def exact_output(known: Known) -> ExactOutput:
 
 
 def _assertion(session: Session, found: Tested) -> list[str]:
-    """Return the lines of a script that fail by the last call, or none where there is no formula
-    for it.
-    """
+    """Return the lines of a script that fail by the last call; none without a formula for it."""
     if not session.scripted:
         return []
     last, formula = last_call(session), found.direction.formula
@@ -368,8 +344,7 @@ def _assertion(session: Session, found: Tested) -> list[str]:
 
 
 def last_call(session: Session) -> CallStep:
-    """Return the last step of a session, which is a call, and the first that built with its
-    weights.
+    """Return the last call of a session, with the first build that has its weights.
 
     A script names weights by that one.
     """
@@ -382,9 +357,7 @@ def last_call(session: Session) -> CallStep:
 
 
 def _place(known: Known, error: Tensor, found: Tested) -> str:
-    """Return in words which item, head and tile of queries explain the error, each where only one
-    does, or "".
-    """
+    """Return in words the only item, head and tile of queries that explain the error, or ""."""
     contexts, places = found.direction.contexts, list[str]()
     if contexts is None:
         return ""
@@ -398,9 +371,7 @@ def _place(known: Known, error: Tensor, found: Tested) -> str:
     )
 
     def explains(dim: int, part: tuple[int, int]) -> bool:
-        """Return whether the rest of the error is one of rounding, and that along a part of the
-        direction is not.
-        """
+        """Return whether rounding explains the error without a part of it, and not the part."""
         projected, only = float(products.narrow(dim, *part).sum()), torch.zeros_like(contexts)
         if abs(found.projected - projected) > found.part.threshold:
             return False
@@ -417,9 +388,7 @@ def _place(known: Known, error: Tensor, found: Tested) -> str:
 
 
 def _parts(contexts: Tensor) -> list[dict[str, tuple[int, int]]]:
-    """Return the start and the length of the parts of contexts (B, H, L, d_k), by their names, for
-    each dimension.
-    """
+    """Return start and length of parts of contexts (B, H, L, d_k), by name, for each dimension."""
     items, heads, rows, _ = contexts.shape
     tiles = {start: min(TILE, rows - start) for start in range(0, rows, TILE)}
     return [
@@ -433,9 +402,7 @@ def _parts(contexts: Tensor) -> list[dict[str, tuple[int, int]]]:
 
 
 def _explanation(tested: Sequence[Tested]) -> Tested:
-    """Return the first direction without whose share all others would pass, else the one with the
-    largest ratio.
-    """
+    """Return the first direction that explains all others; else the one with the largest ratio."""
     for one in (test for test in tested if test.ratio > 1):
         share = one.projected / one.part.size
         left = [test.projected - share * test.direction.times(one.direction) for test in tested]

@@ -1,6 +1,4 @@
-"""GRD-8: in half precision, the errors of whole gradients, projected on what small defects would do
-to them.
-"""
+"""GRD-8: no small defect explains errors of gradients in half precision better than rounding."""
 
 from __future__ import annotations
 
@@ -73,9 +71,7 @@ GRADIENT_ROWS = replace(
     max_cases=4,
 )
 def errors_of_gradients_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors of the gradients better than rounding
-    does.
-    """
+    """In half precision no small defect explains the errors of gradients better than rounding."""
     expect_gradients_by_rounding_alone(session, case)
 
 
@@ -91,9 +87,7 @@ def errors_of_gradients_do_not_add_up_to_a_defect(session: Session, case: Case) 
 def errors_of_gradients_for_many_keys_do_not_add_up_to_a_defect(
     session: Session, case: Case
 ) -> None:
-    """In half precision no small defect explains the errors of gradients better than rounding,
-    beyond blocks of 512.
-    """
+    """This holds for several blocks of 512 keys and of 512 queries."""
     keys = LONG_KEYS if case.inputs == "cross" else LONG_ROWS
     expect_gradients_by_rounding_alone(
         session, replace(case, B=1, n_heads=1, head_dim=32, L=LONG_ROWS, S=keys)
@@ -112,9 +106,7 @@ def errors_of_gradients_for_many_keys_do_not_add_up_to_a_defect(
 def errors_of_gradients_in_a_large_batch_do_not_add_up_to_a_defect(
     session: Session, case: Case
 ) -> None:
-    """In half precision no small defect explains the errors of gradients better than rounding, for
-    32 items.
-    """
+    """This holds for 32 items."""
     expect_gradients_by_rounding_alone(
         session, replace(case, B=MANY_ITEMS, n_heads=4, head_dim=16, L=33, S=33)
     )
@@ -132,9 +124,7 @@ def errors_of_gradients_in_a_large_batch_do_not_add_up_to_a_defect(
 def errors_of_gradients_for_two_keys_do_not_add_up_to_a_defect(
     session: Session, case: Case
 ) -> None:
-    """In half precision no small defect explains the errors of gradients better than rounding, for
-    two keys.
-    """
+    """This holds for two keys of many items."""
     queries = 2 if case.causal or case.inputs != "cross" else 8
     two = replace(case, B=ITEMS_OF_TWO_KEYS, n_heads=4, head_dim=16, L=queries, S=2)
     expect_gradients_by_rounding_alone(session, two)
@@ -157,9 +147,7 @@ def expect_gradients_by_rounding_alone(
 def expect_gradient_errors_of_rounding(
     session: Session, known: Known, recorded: Mapping[str, RecordedTensor]
 ) -> None:
-    """Expect the errors of recorded gradients along each direction to be ones that rounding
-    explains.
-    """
+    """Expect rounding to explain the errors of recorded gradients along each direction."""
     exact = exact_gradients(known, tuple(recorded))
     for name in exact.gradients:
         expect(bool(recorded[name].tensor.isfinite().all()), f"{recorded[name].code} is not finite")
@@ -183,18 +171,14 @@ def expect_gradient_errors_of_rounding(
 
 @dataclass(frozen=True, eq=False)
 class ExactGradients:
-    """What gradients are compared with: the exact ones by name, and the directions with their
-    allowances.
-    """
+    """The exact gradients by name, and the directions with their allowances."""
 
     gradients: Mapping[str, Tensor]
     parts: Sequence[tuple[Direction, Allowance]]
 
 
 def exact_gradients(known: Known, names: tuple[str, ...]) -> ExactGradients:
-    """Differentiate a problem, and bound what rounding may do to these gradients along each
-    direction.
-    """
+    """Differentiate a problem, and bound what rounding may do to gradients along each direction."""
     case, problem = known.case, known.problem
 
     def differentiate() -> ExactGradients:
@@ -222,9 +206,7 @@ def upstream_of(case: Case, problem: Problem) -> Tensor:
 
 
 def _assertion(session: Session, codes: Mapping[str, str], found: Tested) -> list[str]:
-    """Return the lines of a script that fail by the last call, or none where there is no formula
-    for it.
-    """
+    """Return the lines of a script that fail by the last call; none without a formula for it."""
     call = last_call(session)
     return gradient_assertion_of(
         call, session.claims, codes, found.direction.formula, found.text, found.explained
@@ -234,9 +216,7 @@ def _assertion(session: Session, codes: Mapping[str, str], found: Tested) -> lis
 def directions(
     graph: GradientGraph, found: Mapping[str, Tensor], case: Case
 ) -> Iterator[Direction]:
-    """Yield what defects do to the gradients that were found: sizes first, then steps of the
-    backward pass.
-    """
+    """Yield what defects do to the gradients: sizes first, then steps of the backward pass."""
     for name in found:
         text = f"the gradient of {'the ' if name in INPUTS else ''}{name} were"
         formula: tuple[str, ...] = (f"direction = {{{name!r}: exact[{name!r}]}}",)

@@ -1,6 +1,4 @@
-"""DST-1 and DST-2 in half precision: the errors of sharded results, projected on what small defects
-would do.
-"""
+"""DST-1 and DST-2 in half precision: no small defect explains an error better than rounding."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ SHARDED_ROWS = replace(
     number=2,
 )
 def errors_over_ranks_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error of the gathered output better than
-    rounding does.
-    """
+    """In half precision no small defect explains the error over ranks better than rounding."""
     expect_rounding_alone(session, divisible(case))
 
 
@@ -49,7 +45,5 @@ def errors_over_ranks_do_not_add_up_to_a_defect(session: Session, case: Case) ->
     number=2,
 )
 def errors_of_gradients_over_ranks_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors of the gathered gradients better than
-    rounding does.
-    """
+    """No small defect explains the errors of gradients over ranks better than rounding."""
     expect_gradients_by_rounding_alone(session, divisible(case))

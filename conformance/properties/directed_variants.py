@@ -1,5 +1,4 @@
-"""GQA-1, GRD-5, INC-1, XAT-1, PTH-5, DRP-1, CMP-4 and NUM-7 in half precision, of less common
-configurations.
+"""Less common configurations in half precision: GQA-1, GRD-5, INC-1, XAT-1, PTH-5, DRP-1, CMP-4.
 
 As in `directed`, errors of many elements are projected on what small defects would do to them.
 """
@@ -47,9 +46,7 @@ EVALUATION = ("eval", "no_grad", "inference")
     number=8,
 )
 def errors_of_grouped_heads_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error with grouped heads better than rounding
-    does.
-    """
+    """With grouped heads no small defect explains the error better than rounding does."""
     expect_rounding_alone(session, case)
 
 
@@ -65,9 +62,7 @@ def errors_of_grouped_heads_do_not_add_up_to_a_defect(session: Session, case: Ca
 def errors_of_gradients_of_grouped_heads_do_not_add_up_to_a_defect(
     session: Session, case: Case
 ) -> None:
-    """In half precision no small defect explains the errors of gradients with grouped heads better
-    than rounding.
-    """
+    """With grouped heads no small defect explains the errors of gradients better than rounding."""
     expect_gradients_by_rounding_alone(session, case, case.problem())
 
 
@@ -84,8 +79,7 @@ def errors_of_gradients_of_grouped_heads_do_not_add_up_to_a_defect(
     number=5,
 )
 def errors_with_frozen_weights_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors with weights that require no gradient
-    better than rounding.
+    """With frozen weights no small defect explains the errors better than rounding does.
 
     Those of the gradients of the inputs, and those of the output where these require none either.
     """
@@ -114,9 +108,7 @@ DECODED_ROWS = replace(
 
 @property_of("INC-1", DECODED_ROWS, needs="decodes", requires="HED-1", max_cases=3, number=7)
 def errors_of_decoding_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors of all decoded positions better than
-    rounding does.
-    """
+    """No small defect explains the errors of all decoded positions better than rounding does."""
     assume_modelled(session, case)
     problem = case.problem()
     sequence = DecodedSequence(session, problem)
@@ -135,9 +127,7 @@ def errors_of_decoding_do_not_add_up_to_a_defect(session: Session, case: Case) -
     number=8,
 )
 def errors_of_ragged_decoding_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the errors of items of different lengths better
-    than rounding.
-    """
+    """No small defect explains the errors of items of different lengths better than rounding."""
     assume_modelled(session, case)
     problem = case.problem()
     decoded = DecodedSequence(session, problem).decode_ragged(case.generator)
@@ -156,9 +146,7 @@ def errors_of_ragged_decoding_do_not_add_up_to_a_defect(session: Session, case: 
     number=3,
 )
 def errors_for_other_widths_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error for kdim and vdim other than D better
-    than rounding does.
-    """
+    """For kdim and vdim other than D no small defect explains the error better than rounding."""
     expect_rounding_alone(session, case)
 
 
@@ -174,9 +162,7 @@ def errors_for_other_widths_do_not_add_up_to_a_defect(session: Session, case: Ca
 def errors_of_heads_of_their_own_width_do_not_add_up_to_a_defect(
     session: Session, case: Case
 ) -> None:
-    """In half precision no small defect explains the error for heads of their own width better than
-    rounding does.
-    """
+    """For heads of their own width no small defect explains the error better than rounding."""
     expect_rounding_alone(session, case)
 
 
@@ -190,9 +176,7 @@ def errors_of_heads_of_their_own_width_do_not_add_up_to_a_defect(
     number=2,
 )
 def errors_where_nothing_is_dropped_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error in evaluation, with p = 0.5, better than
-    rounding does.
-    """
+    """In evaluation, with p = 0.5, no small defect explains the error better than rounding."""
     expect_rounding_alone(session, case, with_dropout(case.problem(), 0.5))
 
 
@@ -206,9 +190,7 @@ def errors_where_nothing_is_dropped_do_not_add_up_to_a_defect(session: Session, 
     number=4,
 )
 def errors_with_extras_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """In half precision no small defect explains the error with each claimed extra better than
-    rounding does.
-    """
+    """With each claimed extra no small defect explains the error better than rounding does."""
     assume_modelled(session, case)
     for extra in sorted(session.claims.extras):
         # No formula of `directed_script` has another layout, and a script would hold all numbers of
@@ -230,9 +212,7 @@ def errors_with_extras_do_not_add_up_to_a_defect(session: Session, case: Case) -
     number=2,
 )
 def errors_under_autocast_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
-    """Under autocast no small defect explains the error for numbers of its dtype better than
-    rounding does.
-    """
+    """Under autocast no small defect explains the error better than rounding does."""
     assume_modelled(session, case)
     low = replace(case, dtype=str(AUTOCAST_DTYPE).removeprefix("torch.")).problem()
     wide = low.change(weights=low.weights.to(torch.float32)).map_inputs(

@@ -116,9 +116,7 @@ def the_share_of_outputs_that_is_dropped_is_p(session: Session, case: Case) -> N
     number=5,
 )
 def each_weight_and_each_output_is_dropped_alone(session: Session, case: Case) -> None:
-    """In training weights and outputs are dropped, each on its own with probability p, and rescaled
-    otherwise.
-    """
+    """In training each weight and each output is dropped on its own, or rescaled."""
     for dropout in PROBABILITIES:
         problem = with_width(replace(case, L=65, S=65), session.claims, 2 * 65).problem()
         expect_dropped_weights_and_outputs(session, problem, dropout, case.seed)
@@ -133,9 +131,7 @@ def each_weight_and_each_output_is_dropped_alone(session: Session, case: Case) -
     number=8,
 )
 def each_probability_is_of_its_own_place(session: Session, case: Case) -> None:
-    """In training, where only one of the probabilities is not 0, only the weights, or only the
-    outputs, are dropped.
-    """
+    """In training only weights are dropped where p is 0 for outputs, and the other way round."""
     problem = with_width(replace(case, L=17, S=17), session.claims, 2 * 17 + 1).problem()
     of_weights = problem.change(config=replace(problem.config, output_dropout=0.0))
     expect_dropped_weights(session, of_weights, 0.5, case.seed)
@@ -365,9 +361,7 @@ def gradients_of_scores_drop_what_the_outputs_dropped(session: Session, case: Ca
 
 
 def _stand_apart(one: Ball, other: Ball) -> bool:
-    """Return whether no numbers are within the bounds of both somewhere, with as much again for a
-    margin.
-    """
+    """Return whether two bounds, each twice as wide, exclude one another somewhere."""
     return bool(((one.mid - other.mid).abs() > 2 * (one.rad + other.rad)).any())
 
 
@@ -405,8 +399,7 @@ def _magnitudes(case: Case, *tensors: Tensor) -> list[Tensor]:
 def _expect_dropped_contexts(
     session: Session, problem: Problem, output: Ball, upstream: Tensor
 ) -> None:
-    """The gradient of W_o comes from the contexts after dropout: these are the outputs, since W_o
-    is the identity.
+    """The gradient of W_o is that of contexts after dropout: the outputs, as W_o is the identity.
 
     output: (B, L, D), with the error of contexts that are computed again.
     """

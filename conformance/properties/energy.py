@@ -1,6 +1,4 @@
-"""NUM-8: in half precision, how large the error of a whole output is beside what its roundings
-explain.
-"""
+"""NUM-8: in half precision, the size of an output's error beside what its roundings explain."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ FEW_QUERIES, MOST_KEYS = 8, 16384
     max_cases=2,
 )
 def errors_are_as_large_as_roundings_explain(session: Session, case: Case) -> None:
-    """In half precision the energy of the error is what independent roundings of stored numbers
-    explain.
-    """
+    """In half precision independent roundings of stored numbers explain the energy of the error."""
     _expect_energy_of_rounding(session, case)
 
 
@@ -73,9 +69,7 @@ def errors_for_many_keys_are_as_large_as_roundings_explain(session: Session, cas
     number=3,
 )
 def errors_for_many_keys_are_not_twice_what_roundings_explain(session: Session, case: Case) -> None:
-    """In half precision the energy of the error is at most twice what roundings explain, for 4096
-    keys.
-    """
+    """In half precision the error of 4096 keys has at most twice the energy of roundings."""
     _expect_energy_of_rounding(session, with_long_rows(case), FAR)
 
 
@@ -91,9 +85,7 @@ def errors_for_many_keys_are_not_twice_what_roundings_explain(session: Session, 
 def errors_for_very_many_keys_are_not_twice_what_roundings_explain(
     session: Session, case: Case
 ) -> None:
-    """In half precision the energy of the error is at most twice what roundings explain, for 16384
-    keys.
-    """
+    """In half precision the error of 16384 keys has at most twice the energy of roundings."""
     longest = replace(case, B=1, n_heads=1, head_dim=64, L=FEW_QUERIES, S=MOST_KEYS)
     _expect_energy_of_rounding(session, longest, FAR)
 
@@ -121,9 +113,7 @@ def _expect_energy_of_rounding(session: Session, case: Case, times: int = 1) -> 
 
 @dataclass(frozen=True, eq=False)
 class _Exact:
-    """The exact output, its rows that are known, the norm of the error that rounding explains, and
-    max_j W_j.
-    """
+    """The exact output, its known rows, the norm that rounding explains, and max_j W_j."""
 
     output: Tensor
     known: Tensor

@@ -156,9 +156,7 @@ def half_gradients_of_everyday_sizes_are_within_the_bound(session: Session, case
     number=5,
 )
 def half_gradients_are_no_worse_than_plain(session: Session, case: Case) -> None:
-    """The root mean square errors of the gradients are at most twice those of the plain formula in
-    the same dtype.
-    """
+    """Root mean square errors of gradients are at most twice those of the plain formula."""
     assume_as_accurate_as_plain(session)
     problem = case.problem()
     assume(not has_empty_row(session, problem), "a row is empty")
@@ -353,9 +351,7 @@ def any_subset_has_the_same_gradients(session: Session, case: Case) -> None:
     number=2,
 )
 def frozen_weights_change_no_gradient(session: Session, case: Case) -> None:
-    """Weights that require no gradient leave the output, and the gradients of inputs and mask, as
-    they are.
-    """
+    """Frozen weights change neither the output nor the gradients of inputs and mask."""
     problem = case.problem()
     assume(
         isinstance(session.built(problem).attention, nn.Module),
@@ -382,9 +378,7 @@ def frozen_weights_change_no_gradient(session: Session, case: Case) -> None:
     "GRD-5", Domain(masks=("none", *FEW), causal=BOTH, modes=("eval",)), needs="gradients", number=3
 )
 def recording_changes_no_output(session: Session, case: Case) -> None:
-    """The output is the same with inputs that require gradients, under no_grad and under
-    inference_mode.
-    """
+    """The output is the same with gradients, under no_grad and under inference_mode."""
     problem = case.problem()
     bound = session.bound_of(problem)
     recorded = problem.map_inputs(leaf_of)
@@ -412,9 +406,7 @@ def recording_changes_no_output(session: Session, case: Case) -> None:
     number=4,
 )
 def half_gradients_are_there_for_any_subset(session: Session, case: Case) -> None:
-    """In half precision, whatever requires a gradient has one within the bound, with weights that
-    do and do not.
-    """
+    """In half precision every requested gradient is within the bound, with frozen weights too."""
     problem = case.problem()
     upstream, names = session.upstream(problem), _differentiable(problem)
     subset = _subset(names, case.seed % (2 ** len(names) - 1) + 1)

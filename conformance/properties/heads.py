@@ -26,9 +26,7 @@ DEFECTS_WITHOUT_MASK = ("lopsided", "slightly_lopsided", "slightly_scaled", "one
     must_reject=DEFECTS_WITHOUT_MASK,
 )
 def result_is_that_of_the_loop_over_heads(session: Session, case: Case) -> None:
-    """The result equals the loop over heads, each with its own rows of W_q, W_k and W_v,
-    concatenated before W_o.
-    """
+    """The result equals the loop over heads, each with its own rows of W_q, W_k and W_v."""
     problem = case.problem()
     actual = session(problem).output
     expected = session.expected(problem).output
@@ -98,9 +96,7 @@ def one_head_is_plain_attention(session: Session, case: Case) -> None:
 
 @property_of("HED-5", Domain(masks=("none", *FEW), min_heads=2), needs="projections")
 def output_is_the_sum_of_the_heads(session: Session, case: Case) -> None:
-    """The output is the sum of the heads' contributions, each with the other heads' columns of W_o
-    zero, plus b_o.
-    """
+    """The output is the sum of what each head alone gives, the columns of W_o of others zero."""
     problem = case.problem()
     output = session(problem).output
     total, parts = torch.zeros_like(output.tensor, dtype=torch.float64), [problem]

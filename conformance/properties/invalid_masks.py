@@ -1,6 +1,4 @@
-"""MSK-12 and MSK-14: masks of a wrong shape, of a dtype that is not claimed, and of another
-precision.
-"""
+"""MSK-12 and MSK-14: masks of a wrong shape, of an unclaimed dtype, and of another precision."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ def masks_of_other_conventions_are_refused_or_read_as_meant(session: Session, ca
 def _of_other_conventions(
     claims: Claims, problem: Problem, generator: torch.Generator
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return boolean masks in shapes that are not broadcastable, by the name of the shape, each
-    with what it means.
-    """
+    """Return boolean masks of shapes that do not broadcast, by name, each with its meaning."""
     batch, heads, queries, keys = problem.shape
     device = problem.query.device
 

@@ -33,9 +33,7 @@ MOVED_TO = {"float32": ("float64", "bfloat16", "float16"), "float64": ("float32"
 
 @property_of("STA-9", FEW, needs="projections", requires="HED-1", must_reject=(), max_cases=4)
 def layers_are_called(session: Session, case: Case) -> None:
-    """Every linear layer whose weight counts is called, so that a hook on it, or another layer in
-    its place, counts.
-    """
+    """Every linear layer whose weight counts is called, so that a hook on it counts too."""
     problem = case.problem()
     module = module_of(session.built(problem))
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
@@ -125,9 +123,7 @@ def every_parameter_gets_a_gradient(session: Session, case: Case) -> None:
     max_cases=8,
 )
 def a_module_can_be_moved_to_another_dtype(session: Session, case: Case) -> None:
-    """`.to(dtype)` after the construction moves everything: outputs have the new dtype, within its
-    bound.
-    """
+    """`.to(dtype)` moves everything: outputs have the new dtype, and are within its bound."""
     assume_unquantised(session)
     claimed = [name for name in MOVED_TO[case.dtype] if name in session.claims.dtypes]
     assume(bool(claimed), "no other dtype is claimed")
@@ -161,9 +157,7 @@ def _in_dtype(problem: Problem, dtype: torch.dtype) -> Problem:
 
 @property_of("CFG-7", FEW, needs="projections", must_reject=(), max_cases=3)
 def a_module_is_filled_after_construction_without_memory(session: Session, case: Case) -> None:
-    """Constructed on the meta device, then given memory and the weights of another, it gives the
-    same results.
-    """
+    """Built on the meta device and filled with another's weights, it gives the same results."""
     original = _adapted(session)
     problem = case.problem()
     instance = session.built(problem)
@@ -201,9 +195,7 @@ def _fill_with_nan(module: nn.Module) -> None:
 
 @property_of("CFG-7", FEW, needs="projections", must_reject=(), max_cases=1, number=2)
 def the_constructor_makes_parameters_of_the_dtype_and_device(session: Session, case: Case) -> None:
-    """A constructor that takes a dtype or a device makes all its parameters of that dtype, on that
-    device.
-    """
+    """A constructor that takes a dtype or a device makes every parameter of it."""
     original = _adapted(session)
     set_by_user = getattr(original.constructor, "keywords", {})
     taken = {"dtype", "device"} & parameters_of(original.constructor).keys() - set_by_user.keys()
@@ -227,9 +219,7 @@ def the_constructor_makes_parameters_of_the_dtype_and_device(session: Session, c
 
 
 def _adapted(session: Session) -> ModuleImplementation:
-    """Return what `from_module` made; discard the case for anything else, whose constructor is not
-    known.
-    """
+    """Return what `from_module` made; discard the case where the constructor is not known."""
     original = original_of(session.implementation)
     assume(isinstance(original, ModuleImplementation), "how the module is constructed is not known")
     assert isinstance(original, ModuleImplementation)

@@ -1,6 +1,4 @@
-"""NUM-5: rows of many keys, some of which are compared with the oracle; also their gradients, and
-half precision.
-"""
+"""NUM-5: rows of many keys, their gradients and half precision; some rows meet the oracle."""
 
 from __future__ import annotations
 
@@ -67,9 +65,7 @@ def _expect_rows(session: Session, case: Case, rows: Tensor) -> None:
     number=2,
 )
 def long_causal_calls_are_within_the_bound(session: Session, case: Case) -> None:
-    """Sampled rows of a causal call are within the bound beyond the length that causal masks are
-    often made for.
-    """
+    """Rows of a long causal call are within the bound, beyond a usual buffer for causal masks."""
     n_heads = min(session.claims.sizes.n_heads or {1})
     case = replace(case, n_heads=n_heads, B=1, L=MAX_LENGTH, S=MAX_LENGTH)
     _expect_rows(session, case, torch.tensor([1023, 1024, 2047, 2048]))
@@ -120,14 +116,12 @@ def many_queries_on_many_keys_have_gradients(session: Session, case: Case) -> No
 def long_rows_in_half_precision_are_no_worse_than_the_plain_formula(
     session: Session, case: Case
 ) -> None:
-    """In half precision the root mean square error over long rows is at most twice that of the
-    plain formula.
-    """
+    """In half precision long rows have at most twice the error of the plain formula."""
     expect_no_worse_than_plain(session, replace(case, L=33))
 
 
 def _sometimes_transposed(session: Session, case: Case) -> Case:
-    """Return the case, or, one time in four, that of as many queries as it has keys, on few keys."""
+    """Return the case; one time in four with as many queries as it has keys, on few keys."""
     return (
         replace(case, L=case.S, S=case.L, causal=session.claims.always_causal)
         if case.seed % 4 == 3

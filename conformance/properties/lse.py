@@ -77,9 +77,7 @@ def _expect_lse(session: Session, problem: Problem) -> None:
 
 
 def _reading_of(lse: RecordedTensor, expected: Ball, declared: Lse) -> str:
-    """Return what a wrong log-sum-exp is instead, if all its finite numbers are near to that; else
-    "".
-    """
+    """Return in words what a wrong log-sum-exp is instead, where that is known; else ""."""
     natural = expected.mid * declared.log_base
     actual, own = (
         lse.tensor.detach().double(),

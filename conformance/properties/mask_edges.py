@@ -1,4 +1,4 @@
-"""MSK: rows without an allowed key (MSK-8, MSK-9) and masks that are added to the scores (MSK-11)."""
+"""MSK: rows without an allowed key (MSK-8, MSK-9), and additive masks (MSK-11)."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ FEW_OF_WIDE_HEADS = {
     must_reject=("first_key_if_empty",),
 )
 def empty_rows_follow_the_declared_policy(session: Session, case: Case) -> None:
-    """A row without an allowed key follows the declared policy in every mode, with and without
-    weights.
-    """
+    """A row without a key follows the declared policy in every mode, with weights or without."""
     problem = case.problem()
     policy, results = session.claims.empty_row, list[tuple[RecordedOutput, str]]()
     for mode in ALL_MODES:
@@ -94,9 +92,7 @@ def empty_rows_follow_the_declared_policy(session: Session, case: Case) -> None:
     number=5,
 )
 def empty_rows_of_wide_heads_follow_the_declared_policy(session: Session, case: Case) -> None:
-    """A row without an allowed key follows the declared policy for heads of the widths of everyday
-    models.
-    """
+    """A row without a key follows the declared policy for heads of everyday widths."""
     problem = case.problem()
     output, expected = session(problem).output, session.expected(problem)
     because = (
@@ -129,9 +125,7 @@ def mask_of_one_key_is_expanded_or_refused(session: Session, case: Case) -> None
 
 
 def _of_whole_heads(claims: Claims, problem: Problem, case: Case) -> Problem:
-    """Return the problem with a mask (1, H, 1, S) of heads that may attend to every key, or to
-    none.
-    """
+    """Return the problem with a mask (1, H, 1, S) of heads that see every key, or none."""
     allowed = torch.rand(1, case.n_heads, 1, 1, generator=case.generator) < 0.5
     allowed[:, case.seed // 2 % case.n_heads] = False
     return as_claimed(claims, problem, allowed.to(case.device).repeat(1, 1, 1, case.S))
@@ -174,9 +168,7 @@ def empty_rows_of_many_keys_follow_the_declared_policy(session: Session, case: C
     min_rejection_rate=0.7,  # the weight of the one key may be dropped
 )
 def dropout_leaves_empty_rows_as_they_are(session: Session, case: Case) -> None:
-    """A row without an allowed key follows the declared policy under dropout too, and all other
-    rows stay finite.
-    """
+    """A row without a key follows the declared policy under dropout; other rows stay finite."""
     problem, policy = case.problem(), session.claims.empty_row
     output, expected = (
         session(with_dropout(problem, 0.5), seed=case.seed).output,
@@ -230,9 +222,7 @@ def empty_rows_leave_other_rows_alone(session: Session, case: Case) -> None:
 def _expect_rows_of_filled(
     session: Session, problem: Problem, filled: Problem, with_keys: Tensor
 ) -> None:
-    """Expect the same results in some rows, boolean (B, L), where the others may attend to every
-    key.
-    """
+    """Expect some rows, boolean (B, L), to be the same where the others see every key."""
     base, result = session(filled), session(problem)
     expected = session.expected(filled), session.expected(problem)
     because = f"the result where the empty rows may attend to every key ({base.output.code})"
@@ -281,9 +271,7 @@ def rows_of_nan_leave_other_gradients_alone(session: Session, case: Case) -> Non
 
 
 def _filled(problem: Problem, claims: Claims) -> Problem | None:
-    """Return the problem with every key allowed in its empty rows; None if no mask that is claimed
-    says so.
-    """
+    """Return the problem with its empty rows unmasked; None where no claimed mask says so."""
     mask = problem.mask
     assert mask is not None
     empty = ~problem.allowed(claims.alignment).any(-1, keepdim=True)
@@ -355,9 +343,7 @@ def additive_mask_is_a_bias_on_the_scores(session: Session, case: Case) -> None:
     number=3,
 )
 def the_lowest_number_is_not_infinity(session: Session, case: Case) -> None:
-    """A row of the dtype's lowest number, or of -1e9, is not an empty row: where every value is 1,
-    its context is 1.
-    """
+    """A mask row of the lowest number, or of -1e9, is not an empty row: its weights sum to 1."""
     problem = passing_heads(case.problem())
     assert problem.weights.b_v is not None
     problem = problem.change(w_v=problem.weights.w_v * 0, b_v=torch.ones_like(problem.weights.b_v))

@@ -1,6 +1,4 @@
-"""MSK: what a mask means; `mask_edges` has MSK-8, MSK-9 and MSK-11, and `invalid_masks` MSK-12 and
-MSK-14.
-"""
+"""MSK: what a mask means; MSK-8, -9 and -11 are in `mask_edges`, -12 and -14 in `invalid_masks`."""
 
 from __future__ import annotations
 
@@ -36,11 +34,11 @@ from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
     assume_unquantised,
     expect_rows_unchanged,
-    expect_unread,
     hidden_pairs,
     refuses,
     weights_of,
 )
+from mha.conformance.properties.support.unread_keys import expect_unread
 from mha.spec import Claims, Problem
 
 NOTHING_HIDDEN = "no key is masked"
@@ -64,9 +62,7 @@ def masked_keys_have_no_influence(session: Session, case: Case) -> None:
     number=2,
 )
 def masked_keys_have_no_influence_on_low_scores(session: Session, case: Case) -> None:
-    """This holds where the scores of all other keys are lower than the numbers that fill masked
-    scores in much code.
-    """
+    """This holds where all other scores are lower than what often fills masked scores."""
     _expect_masked_unread(session, case)
 
 
@@ -103,9 +99,7 @@ def masked_weights_are_zero(session: Session, case: Case) -> None:
     number=2,
 )
 def masked_keys_add_nothing_to_the_context(session: Session, case: Case) -> None:
-    """Where no weights are returned, the context of one-hot values shows that the weight of a
-    masked key is 0.
-    """
+    """Where no weights are returned, one-hot values show that the weight of a masked key is 0."""
     problem = with_weights_as_output(case, session.claims)
     hidden = hidden_pairs(session, problem)
     assume(bool(hidden.any()), NOTHING_HIDDEN)
@@ -152,9 +146,7 @@ def all_true_mask_equals_no_mask(session: Session, case: Case) -> None:
 
 @property_of("MSK-5", Domain(masks=(*BOOLEAN, *FLOAT), causal=BOTH))
 def broadcast_mask_equals_expanded(session: Session, case: Case) -> None:
-    """A broadcast mask equals the same mask expanded, along any axes; in any memory layout, to the
-    bit.
-    """
+    """A broadcast mask equals the same mask expanded; in any memory layout, to the bit."""
     problem = case.problem()
     mask = problem.mask
     assert mask is not None
@@ -224,9 +216,7 @@ def mask_of_fewer_dimensions_is_broadcast(session: Session, case: Case) -> None:
     must_reject=("lopsided",),
 )
 def mask_entry_affects_only_its_own_row(session: Session, case: Case) -> None:
-    """Mask entries differ per batch item, per query and per head, and each affects only its own
-    row.
-    """
+    """Mask entries differ per item, query and head, and each affects only its own row."""
     problem = case.problem()
     assert problem.mask is not None
     assume(bool({*"BL"} & {*case.mask_axes}), "all queries share one mask")
@@ -267,7 +257,7 @@ def mask_entry_affects_only_its_own_row(session: Session, case: Case) -> None:
 
 
 def _must_change(session: Session, before: Problem, after: Problem) -> Tensor:
-    """Return where the outputs of two problems differ by more than rounding can, boolean (B, L, D)."""
+    """Return where the outputs of two problems must differ, boolean (B, L, D)."""
     one, other = session.expected(before).output, session.expected(after).output
     return (one.mid - other.mid).abs() > one.rad + other.rad
 
@@ -280,8 +270,7 @@ def _cut(mask: Tensor, entry: tuple[int, ...]) -> Tensor:
 
 
 def _with_two_keys(mask: Tensor, entry: tuple[int, ...], claims: Claims) -> Tensor:
-    """Return a mask that allows two keys in the row of an entry, its own and the first one, unless
-    they are the same.
+    """Return a mask that allows two keys in the row of an entry: its own and the first one.
 
     Rounding cannot hide what one of two keys adds. Rows that share the entry, and are causal, have
     the first key too.
@@ -299,9 +288,7 @@ def _with_two_keys(mask: Tensor, entry: tuple[int, ...], claims: Claims) -> Tens
 def _removable_entry(
     session: Session, problem: Problem, generator: torch.Generator
 ) -> tuple[int, ...]:
-    """Return an entry of the mask that allows a key, while each row that it belongs to may attend
-    to another one.
-    """
+    """Return an entry that allows a key, in a mask whose rows all allow another one too."""
     assert problem.mask is not None
     allowed = problem.allowed(session.claims.alignment)
     removable = problem.mask if problem.mask.dtype == torch.bool else problem.mask == 0
@@ -364,9 +351,7 @@ NAN = Domain(masks=("none", *BOOLEAN), causal=BOTH, values=MODERATE, layouts=DEN
 
 @property_of("MSK-13", replace(NAN, min_S=2), must_reject=("hides_nan",))
 def nan_of_allowed_keys_shows(session: Session, case: Case) -> None:
-    """NaN in one of the allowed keys, and NaN or infinity in an allowed value, show in every row
-    that sees it.
-    """
+    """NaN in an allowed key, and NaN or infinity in an allowed value, show in every row."""
     problem, key, sees = _one_key(session, case)
     several = problem.allowed(session.claims.alignment).sum(-1) > 1
     if problem.key is problem.query:  # all scores of that query are NaN
@@ -387,7 +372,7 @@ def nan_of_the_only_allowed_key_shows(session: Session, case: Case) -> None:
 
 
 def _one_key(session: Session, case: Case) -> tuple[Problem, int, Tensor]:
-    """Return a problem, a key of it, and boolean (B, H, L), which queries may attend to that key."""
+    """Return a problem, a key of it, and boolean (B, H, L): which queries see that key."""
     assume_unquantised(session)
     problem = case.problem()
     assume_answered(session, problem)
@@ -418,7 +403,7 @@ def _expect_shown(session: Session, problem: Problem, key: int, rows: dict[str, 
 
 
 def _filled(problem: Problem, tensor: Tensor, places: Tensor, number: float) -> Problem:
-    """Put a number into an input at some positions, boolean (B, S), wherever that tensor is given."""
+    """Put a number into a tensor at some positions, boolean (B, S), wherever it is an input."""
     return problem.map_inputs(
         lambda x: x.masked_fill(places.unsqueeze(-1), number) if x is tensor else x
     )

@@ -64,9 +64,7 @@ def _mebibytes(count: int) -> str:
 
 
 def _expands_masks(session: Session, case: Case) -> bool:
-    """Return whether the adapter passes a mask of queries by keys, whose memory is none of the
-    attention's.
-    """
+    """Return whether the adapter itself makes a mask (L, S), whose memory it would count."""
     call = getattr(original_of(session.implementation), "call", None)
     if not isinstance(call, CallByName):
         return False
@@ -78,9 +76,7 @@ def _expands_masks(session: Session, case: Case) -> bool:
 
 
 def _peak(session: Session, case: Case) -> int:
-    """Return the bytes that a call and its backward pass take beyond what they are given, after one
-    to warm up.
-    """
+    """Return the bytes that a warm call and its backward pass take beyond their inputs."""
     sizes = session.claims.sizes
     n_heads = smallest_from(sizes.n_heads or {HEADS}, HEADS)
     problem = replace(case, B=1, n_heads=n_heads, head_dim=sizes.fit_head_dim(WIDTH)).problem()

@@ -95,9 +95,7 @@ def _expect_one_result(session: Session, case: Case) -> None:
 
 @property_of("PTH-3", Domain(masks=("all", *BOOLEAN), causal=BOTH, values=FEW_VALUES))
 def forms_of_one_mask_agree(session: Session, case: Case) -> None:
-    """One mask as boolean, 0/-infinity float, integers, broadcast, expanded or causal flag gives
-    the same output.
-    """
+    """One mask gives one output: as booleans, floats, integers, expanded, or as a causal flag."""
     problem, claims = case.problem(), session.claims
     assert problem.mask is not None
     items = case.B if claims.per_item_mask else 1

@@ -1,6 +1,4 @@
-"""The registry of properties: which function tests which clause, on which cases, under which
-claims.
-"""
+"""The registry of properties: which function tests which clause, on which cases."""
 
 from __future__ import annotations
 
@@ -42,7 +40,8 @@ class Property:
     number: among the properties of the clause. It orders them and seeds their cases, so that no
         case changes with the function's name or its module.
     level: that of the clause, unless the property tests a recommendation only.
-    domain: the cases it takes. module: the name of the module that defines it.
+    domain: the cases it takes.
+    module: the name of the module that defines it.
     needs: the claims it needs, in addition to those of its domain: "field", or "field=value" where
         several values are possible, or "field=one|other" where one of them will do.
     requires: the basic clause that must hold for the property to mean anything (see
@@ -77,14 +76,12 @@ class Property:
     def within(self, claims: Claims, dtype: str) -> Domain | Reason:
         """Return the domain cut down to what is claimed, or why no case is left."""
         for need in self.needs:
-            if not is_claimed(claims, need):
-                missing = NeedsClaim.of(need)
-                excluded = missing.value == "False" and getattr(claims, missing.field) is True
-                return (
-                    NotApplicable(f"does not apply: {missing.field} is claimed")
-                    if excluded
-                    else missing
-                )
+            if is_claimed(claims, need):
+                continue
+            missing = NeedsClaim.of(need)
+            if missing.value == "False" and getattr(claims, missing.field) is True:
+                return NotApplicable(f"does not apply: {missing.field} is claimed")
+            return missing
         if self.domain.dtypes and dtype not in self.domain.dtypes:
             return OtherDtypes(self.domain.dtypes)
         return self.domain.within(claims)
@@ -101,8 +98,10 @@ class Property:
 def is_claimed(claims: Claims, need: str) -> bool:
     """Return whether the claims meet a need of a property.
 
-    >>> is_claimed(Claims(composes={"compile"}), "composes=compile"), is_claimed(Claims(), "dropout")
-    (True, False)
+    >>> is_claimed(Claims(composes={"compile"}), "composes=compile")
+    True
+    >>> is_claimed(Claims(), "dropout")
+    False
     """
     field, _, values = need.partition("=")
     claimed: object = claims
@@ -110,10 +109,9 @@ def is_claimed(claims: Claims, need: str) -> bool:
         claimed = getattr(claimed, part, None)
     if not values:
         return bool(claimed)
-    several = (
-        {str(value) for value in claimed} if isinstance(claimed, frozenset) else {str(claimed)}
-    )
-    return not several.isdisjoint(values.split("|"))
+    made = claimed if isinstance(claimed, frozenset) else (claimed,)
+    wanted = values.split("|")
+    return any(str(value) in wanted for value in made)
 
 
 def property_of(  # noqa: PLR0913  the fields of a property, each by name
@@ -172,18 +170,16 @@ def needs_ranks(clause: str) -> bool:
 
 @cache
 def properties() -> dict[str, tuple[Property, ...]]:
-    """Return the properties of each clause that has any, in the order of the contract and of their
-    numbers.
-    """
+    """Return the properties of each clause, in the order of the contract and of their numbers."""
     for module in iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"mha.conformance.properties.{module.name}")
-    ordered = [_registered[key] for key in sorted(_registered)]
-    by_clause = {
-        clause: tuple(prop for prop in ordered if prop.clause == clause) for clause in CLAUSES
-    }
-    judged = {clause: members for clause, members in by_clause.items() if members}
+    judged: dict[str, tuple[Property, ...]] = {}
+    for clause in CLAUSES:
+        numbers = sorted(number for of, number in _registered if of == clause)
+        if numbers:
+            judged[clause] = tuple(_registered[clause, number] for number in numbers)
     watch("mha.conformance.properties", judged)
-    for prop in ordered:
+    for prop in _registered.values():
         watch(f"the property {prop.name}", vars(prop))
     return judged
 

@@ -81,7 +81,7 @@ def gradgradcheck_passes(session: Session, case: Case) -> None:
     number=2,
 )
 def gradients_that_can_be_differentiated_are_within_the_bound(session: Session, case: Case) -> None:
-    """With create_graph=True the gradients are within the bound, and so is one derivative of them."""
+    """With create_graph=True gradients are within the bound, and so is a derivative of them."""
     leaves = case.problem().map_inputs(leaf_of)
     instance = session.built(leaves)
     upstream = session.upstream(leaves).clone().requires_grad_()
@@ -96,8 +96,7 @@ def gradients_that_can_be_differentiated_are_within_the_bound(session: Session, 
 
 
 def _expect_derivative(session: Session, leaves: Problem, upstream: Tensor) -> None:
-    """Expect a derivative of the value's gradient: with respect to the upstream gradient, times a
-    direction.
+    """Expect the derivative of the value's gradient by the upstream one, times a direction.
 
     The output is linear in the value, so this is the output without b_v and b_o for the direction
     as the value. It takes the products of the forward pass, from weights that may be recomputed

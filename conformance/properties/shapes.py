@@ -39,9 +39,7 @@ Disagreeing = dict[str, dict[str, Shape]]
 
 @property_of("SHP-1", Domain(masks=SOME_MASKS, values=NORMAL), must_reject=())
 def output_has_the_shape_of_the_query(session: Session, case: Case) -> None:
-    """The output is (B, L, D) for a query of shape (B, L, D) and a key and value of shape (B, S,
-    D).
-    """
+    """The output is (B, L, D) for a query (B, L, D), and a key and value (B, S, D)."""
     expect_shape(session(case.problem()).output, (case.B, case.L, case.config.d_model))
 
 
@@ -83,9 +81,7 @@ def sizes_of_one_stay(session: Session, case: Case) -> None:
     must_reject=("never_empty",),
 )
 def empty_inputs_give_empty_outputs(session: Session, case: Case) -> None:
-    """B = 0 and L = 0 give an empty output of the correct shape; S = 0 gives zero contexts, or NaN
-    where claimed.
-    """
+    """B = 0 and L = 0 give an empty output; S = 0 gives zero contexts, or NaN where claimed."""
     problem = case.problem()
     no_items = problem.map_inputs(lambda x: x[:0])
     no_queries = problem.map_inputs(lambda x: x[:, :0])
@@ -210,9 +206,7 @@ def _disagreeing_widths_and_lengths(problem: Problem) -> Disagreeing:
 
 
 def _zeros(problem: Problem, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
-    """Return inputs of zeros by name; those that are one tensor in the problem are one tensor here
-    too.
-    """
+    """Return inputs of zeros by name; those that are one tensor stay one tensor."""
     zeros: dict[int, Tensor] = {}
     for name, shape in shapes.items():
         zeros.setdefault(id(getattr(problem, name)), problem.query.new_zeros(shape))
@@ -255,9 +249,7 @@ def _disagreeing_batches(problem: Problem) -> Disagreeing:
 
 @property_of("SHP-7", Domain(masks=SOME_MASKS, layouts=NOT_CONTIGUOUS))
 def layout_does_not_matter(session: Session, case: Case) -> None:
-    """Non-contiguous, transposed, expanded and sliced inputs give the same result as their
-    contiguous copies.
-    """
+    """Inputs that are not contiguous give the result of their contiguous copies."""
     problem = case.problem()
     contiguous = problem.map_inputs(lambda x: x.clone(memory_format=torch.contiguous_format))
     strides = [[x.stride() for x in each.distinct().values()] for each in (problem, contiguous)]
@@ -302,9 +294,7 @@ AXES = ("the batch", "the length", "the width")
     number=2,
 )
 def one_expanded_input_beside_dense_ones(session: Session, case: Case) -> None:
-    """One input expanded (stride 0) along any axis, the others dense, gives the same result as its
-    contiguous copy.
-    """
+    """One input expanded along any axis, beside dense ones, gives the result of its copy."""
     problem = case.problem()
     for name, x in problem.distinct().items():
         for axis, along in enumerate(AXES):

@@ -1,6 +1,4 @@
-"""DST: attention sharded over ranks. Each case runs on ranks of their own, and is compared with the
-oracle.
-"""
+"""DST: attention sharded over ranks; each case runs on ranks of its own."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ GRADIENT_DEFECTS = ("unscaled", "detached", "softmax_gradient_without_row_sum")
 
 
 def divisible(case: Case) -> Case:
-    """Return the case with sizes that no implementation refuses: next multiples of the ranks,
-    lengths of twice that.
-    """
+    """Return the case with sizes that no implementation refuses, multiples of the ranks."""
     unit = 2 * case.ranks
 
     def up(size: int, multiple: int) -> int:
@@ -101,7 +97,7 @@ def expect_output_and_gradients(session: Session, problem: Problem, because: str
 def _expect_copies(
     session: Session, expected: Callable[[], Mapping[str, Ball]], because: str
 ) -> None:
-    """The copies of the attention that was built last are right; the first one has been compared."""
+    """The copies of the attention built last are right; the first one has been compared."""
     for name, copies in copies_of(session.latest.attention).items():
         for rank, copy in enumerate(copies):
             if not torch.equal(copy, copies[0]):
@@ -152,9 +148,7 @@ def sharded_output_is_the_unsharded_one(session: Session, case: Case) -> None:
     number=3,
 )
 def large_calls_are_sharded_alike(session: Session, case: Case) -> None:
-    """Where a rank has tens of thousands of numbers, the gathered output is the single-process one
-    too.
-    """
+    """With tens of thousands of numbers a rank, the output is the single-process one too."""
     expect_output(
         session, divisible(case).problem(), f"the output of one process, on {case.ranks} ranks"
     )
@@ -181,9 +175,7 @@ def sharded_gradients_are_the_unsharded_ones(session: Session, case: Case) -> No
     must_reject=("zeros", "lopsided", "unscaled"),
 )
 def uneven_shards_are_right_or_refused(session: Session, case: Case) -> None:
-    """Lengths and numbers of heads that the ranks do not divide are right, or refused on every
-    rank.
-    """
+    """Lengths and heads that the ranks do not divide are right, or refused on every rank."""
     uneven = case.L % case.ranks or case.S % case.ranks or case.n_heads % case.ranks
     assume(bool(uneven), "the ranks divide all sizes")
     because = f"L = {case.L}, S = {case.S} and {case.n_heads} heads on {case.ranks} ranks"
@@ -246,9 +238,7 @@ def a_rank_without_allowed_keys_adds_nothing(session: Session, case: Case) -> No
     must_reject=("zeros", "lopsided", "unscaled"),
 )
 def few_key_value_heads_are_right_or_refused(session: Session, case: Case) -> None:
-    """Fewer key/value heads than query heads are right; those that the ranks do not divide may be
-    refused.
-    """
+    """Grouped heads are right; where the ranks do not divide them, they may be refused."""
     heads = (1, 3, case.ranks)[case.seed % 3]
     case = replace(divisible(case), n_heads=2 * lcm(heads, case.ranks), n_kv_heads=heads)
     problem = case.problem()
@@ -268,7 +258,7 @@ def few_key_value_heads_are_right_or_refused(session: Session, case: Case) -> No
     max_cases=12,
 )
 def replicated_bias_counts_once(session: Session, case: Case) -> None:
-    """With W_o = 0 the output is b_o, and the gradient of b_o is the sum of the upstream gradient."""
+    """With W_o = 0 the output is b_o, and the gradient of b_o the sum of the upstream gradient."""
     problem = zeroed(divisible(case).problem(), "w_o")
     expect_output_and_gradients(session, problem, f"b_o counts once, on {case.ranks} ranks")
 
@@ -319,9 +309,7 @@ def numbers_of_ranks_do_not_matter(session: Session, case: Case) -> None:
     max_cases=8,
 )
 def every_rank_ends(session: Session, case: Case) -> None:
-    """Every rank ends, also where one has nothing to do; the right answer follows a call that is
-    invalid.
-    """
+    """Every rank ends, also without work; after an invalid call the next one is right."""
     expect_right_or_refused(session, case.problem(), "whatever a rank has to do")
     problem = divisible(case).problem()
     wide = problem.change(query=torch.cat([problem.query, problem.query[..., :1]], -1))

@@ -59,9 +59,7 @@ def a_sink_takes_part_in_the_denominator_only(session: Session, case: Case) -> N
     number=2,
 )
 def a_sink_goes_with_other_options(session: Session, case: Case) -> None:
-    """With sinks beside a window, a cap, a scale or grouped heads the result is within the bound of
-    the oracle's.
-    """
+    """With sinks beside other options or grouped heads the result is within the bound."""
     expect_together(session, case.problem())
 
 
@@ -117,9 +115,7 @@ def gradients_have_the_sink(session: Session, case: Case) -> None:
     number=2,
 )
 def a_sink_has_its_gradient(session: Session, case: Case) -> None:
-    """The gradient of the sinks is within the bound of the oracle's, or sinks that require one are
-    refused.
-    """
+    """The gradient of the sinks is within the bound, or sinks that require one are refused."""
     problem = case.problem()
     upstream = session.upstream(problem)
     dtype = problem.query.dtype if session.claims.scores.sinks == "input" else torch.float32
@@ -150,9 +146,7 @@ def a_sink_has_its_gradient(session: Session, case: Case) -> None:
     number=4,
 )
 def a_sink_has_an_effect(session: Session, case: Case) -> None:
-    """Where sinks change the exact result by ten times the bound, the result is not that without
-    them.
-    """
+    """Where sinks change the exact result by ten times the bound, the result changes too."""
     expect_effect(session, case.problem(), "sinks")
 
 

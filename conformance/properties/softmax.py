@@ -68,9 +68,7 @@ def weights_are_the_softmax_over_keys(session: Session, case: Case) -> None:
     number=2,
 )
 def weights_that_the_context_shows_are_probabilities(session: Session, case: Case) -> None:
-    """Where no weights are returned, contexts of one-hot values show them: each row sums to 1, each
-    is in [0, 1].
-    """
+    """Where no weights are returned, one-hot values show them: probabilities in each row."""
     problem = with_weights_as_output(case, session.claims)
     output, expected = session(problem).output, session.expected(problem)
     weights, reach = (weights_in(x, problem) for x in (output.tensor.double(), expected.output.rad))
@@ -106,9 +104,7 @@ def weights_that_the_context_shows_are_probabilities(session: Session, case: Cas
     number=2,
 )
 def weights_that_the_context_shows_are_the_softmax(session: Session, case: Case) -> None:
-    """Where no weights are returned, contexts of one-hot values show them: they match the oracle's,
-    row by row.
-    """
+    """Where no weights are returned, one-hot values show them: they match the oracle's."""
     problem = with_weights_as_output(case, session.claims)
     actual = session(problem).output
     expected = session.expected(problem).output
@@ -121,9 +117,7 @@ def weights_that_the_context_shows_are_the_softmax(session: Session, case: Case)
     needs="projections",
 )
 def shift_of_all_scores_changes_nothing(session: Session, case: Case) -> None:
-    """Adding one constant to all scores of a row changes nothing; another b_k adds q.b_k to each
-    score.
-    """
+    """One constant added to all scores of a row changes nothing; another b_k adds q.b_k."""
     problem = case.problem()
     b_k = problem.weights.b_k
     assert b_k is not None
@@ -194,9 +188,7 @@ def context_is_among_the_values(session: Session, case: Case) -> None:
     must_reject=("unscaled", "mean"),
 )
 def scores_are_scaled_as_claimed(session: Session, case: Case) -> None:
-    """Scores are scaled by 1/sqrt(d_k), not by 1/sqrt(D), 1/d_k or 1, unless another scale is
-    claimed.
-    """
+    """Scores are scaled by the claimed scale: 1/sqrt(d_k), unless another one is claimed."""
     assume_unquantised(session)
     problem = case.problem()
     if session.claims.returns_weights:

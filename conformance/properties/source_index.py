@@ -1,6 +1,4 @@
-"""Which property tests which clause, read from the source, so that `mha spec` need not import
-torch.
-"""
+"""Which property tests which clause, read from the source: `mha spec` imports no torch."""
 
 from __future__ import annotations
 
@@ -27,18 +25,19 @@ def listing() -> dict[str, tuple[Listed, ...]]:
     >>> [tested.name for tested in listing()["HED-2"]]
     ['heads_are_independent']
     """
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    tested = sorted(each for file in files for each in _listed(file))
-    return {
-        clause: tuple(each for each in tested if each.clause == clause) for clause, *_ in tested
-    }
+    by_clause: dict[str, list[Listed]] = {}
+    for file in Path(__file__).parent.glob("*.py"):
+        for each in _listed(file):
+            by_clause.setdefault(each.clause, []).append(each)
+    return {clause: tuple(sorted(by_clause[clause])) for clause in sorted(by_clause)}
 
 
 def _listed(file: Path) -> list[Listed]:
     """Return the properties that a module registers by the decorator `property_of`."""
     listed = []
-    nodes = ast.parse(file.read_text(encoding="utf-8")).body
-    for function in (node for node in nodes if isinstance(node, ast.FunctionDef)):
+    for function in ast.parse(file.read_text(encoding="utf-8")).body:
+        if not isinstance(function, ast.FunctionDef):
+            continue
         for decorator in function.decorator_list:
             if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "property_of":
                 given: dict[str | None, Any] = {word.arg: word.value for word in decorator.keywords}

@@ -96,7 +96,7 @@ def nothing_that_is_given_is_modified(session: Session, case: Case) -> None:
     "STA-2", Domain(masks=(*COMMON, *EMPTY), causal=BOTH, layouts=ALL_LAYOUTS), must_reject=()
 )
 def outputs_share_no_memory(session: Session, case: Case) -> None:
-    """The result shares no memory with inputs or parameters, and a later call does not change it."""
+    """The result shares no memory with inputs or parameters, and no later call changes it."""
     problem = case.problem()
     assume(
         session.claims.empty_row != "error" or case.mask not in EMPTY,
@@ -116,9 +116,14 @@ def outputs_share_no_memory(session: Session, case: Case) -> None:
         )
         expect(not shared, f"{result.code} shares its memory with a parameter")
     for shift in (1, 2, 3):  # results may take turns in a few buffers
-        session(problem.map_inputs(lambda x, shift=shift: x.flip(1) + shift))  # type: ignore[misc]  # loop
+        session(problem.map_inputs(partial(_flipped, shift=shift)))
     for result in results:
         expect(_equal(_returned(result), result.tensor), f"a later call changed {result.code}")
+
+
+def _flipped(x: Tensor, shift: int) -> Tensor:
+    """Return other numbers of the same shape (B, N, width)."""
+    return x.flip(1) + shift
 
 
 def _returned(result: RecordedTensor) -> Tensor:
@@ -186,7 +191,7 @@ def state_round_trips(session: Session, case: Case) -> None:
     max_cases=20,
 )
 def copies_are_the_same_attention(session: Session, case: Case) -> None:
-    """A deep copy and a pickled copy give the same output, and a deep copy keeps its own weights."""
+    """A deep copy and a pickled one give the same output; a deep copy keeps its own weights."""
     problem = case.problem()
     instance = session.built(problem)
     module = module_of(instance)
@@ -217,11 +222,10 @@ def copies_are_the_same_attention(session: Session, case: Case) -> None:
 
 
 def _pickled(attention: nn.Module) -> nn.Module:
-    """Return a copy made by `pickle`; of an adapter, with a copy of the module in it, which alone
-    is judged.
-    """
+    """Return a copy made by `pickle`; of an adapter, with a pickled copy of its module."""
     if not hasattr(attention, "adapter"):
-        return pickle.loads(pickle.dumps(attention))  # type: ignore[no-any-return]  # what was pickled
+        pickled: nn.Module = pickle.loads(pickle.dumps(attention))
+        return pickled
     adapter = copy.copy(attention)
     modules = {**attention._modules, "module": pickle.loads(pickle.dumps(attention.module))}
     adapter.__dict__["_modules"] = modules
@@ -229,9 +233,7 @@ def _pickled(attention: nn.Module) -> nn.Module:
 
 
 def _can_be_found(instance: Instance) -> bool:
-    """Return whether `pickle` finds the class of an attention; one that was made in a function
-    cannot be pickled.
-    """
+    """Return whether `pickle` finds the class of an attention, which no function made."""
     cls = type(getattr(instance.attention, "module", instance.attention))
     return attribute(module_named(cls.__module__), cls.__qualname__) is cls
 
@@ -287,9 +289,7 @@ def what_is_loaded_counts_in_decoding(session: Session, case: Case) -> None:
     max_cases=30,
 )
 def global_state_is_left_alone(session: Session, case: Case) -> None:
-    """A call does not change global state, nor does the first call of the process, nor
-    construction.
-    """
+    """Neither a call, nor the first one of the process, nor construction changes global state."""
     session.scripted = False
     problem = case.problem()
     changes = changes_of_construction(session, problem)

@@ -159,9 +159,7 @@ def one_module_is_correct_throughout_its_life(session: Session, case: Case) -> N
     number=6,
 )
 def a_smaller_call_reads_nothing_of_a_larger_one(session: Session, case: Case) -> None:
-    """A call after a larger one, which was masked, NaN or failed, gives what it gives in a new
-    attention.
-    """
+    """A call after a larger one, masked, NaN or failed, gives what a new attention gives."""
     problem = case.problem()
     larger = {
         "larger call": problem,
@@ -188,8 +186,7 @@ def a_smaller_call_reads_nothing_of_a_larger_one(session: Session, case: Case) -
 
 
 def _smaller(case: Case, multiple: int) -> Iterator[Case]:
-    """Yield cases with fewer items, queries or keys, and with as many, each without a mask and with
-    another one.
+    """Yield cases with fewer items, queries or keys, or as many; each masked and unmasked.
 
     multiple: of which lengths are; see `mha.spec.claims.Sizes`.
     """

@@ -65,9 +65,7 @@ def batch_size_does_not_matter(session: Session, case: Case) -> None:
 
 @property_of("EQV-2", Domain(masks=("none", *FEW), inputs=CROSS, plain=True, min_L=2))
 def permuted_queries_permute_outputs(session: Session, case: Case) -> None:
-    """Permuting the queries permutes the outputs; in self-attention, the keys and values are
-    permuted with them.
-    """
+    """Permuting the queries, in self-attention keys and values too, permutes the outputs."""
     problem = case.problem()
     order = another_order(case.L, case.generator)
     mask = (
@@ -104,9 +102,7 @@ def order_of_keys_does_not_matter(session: Session, case: Case) -> None:
 
 
 def _with_keys(problem: Problem, keys: torch.Tensor) -> Problem:
-    """Select keys and values by index, with their columns of the mask, and its rows where the query
-    changes too.
-    """
+    """Select keys and values by index, with their columns of the mask; its rows where shared."""
     mask = None if problem.mask is None else problem.mask[..., keys]
     if mask is not None and mask.shape[2] > 1 and problem.is_self:
         mask = mask[:, :, keys]
@@ -116,8 +112,7 @@ def _with_keys(problem: Problem, keys: torch.Tensor) -> Problem:
 def _expect_same_where_all_is_seen(
     session: Session, problem: Problem, changed: Problem, because: str
 ) -> None:
-    """Expect the same outputs of the queries that the causal flag, if there is one, lets see every
-    key.
+    """Expect the same outputs of the queries that see every key by the causal flag.
 
     In self-attention this is the last query of both problems.
     """
@@ -259,9 +254,7 @@ def self_attention_is_cross_attention(session: Session, case: Case) -> None:
     must_reject=("lopsided", "slightly_lopsided"),
 )
 def inputs_may_lie_in_one_another(session: Session, case: Case) -> None:
-    """The query may be a part of the keys and values, or these a part of the query: a class token
-    is the usual case.
-    """
+    """The query may be a part of the keys and values, as a class token is, or these of it."""
     problem = case.problem()
     widths = {x.shape[-1] for x in (problem.query, problem.key, problem.value)}
     assume(
@@ -325,9 +318,7 @@ def _with_identity(problem: Problem, *roles: str) -> Problem:
 
 
 def _of_heads(problem: Problem, values: torch.Tensor) -> torch.Tensor:
-    """Return values (..., D) as the heads have them, side by side, where their projection is the
-    identity.
-    """
+    """Return values (..., D) as the heads have them, where their projection is the identity."""
     shared = values[..., : len(problem.weights.w_v)]
     return torch.cat([shared] * (problem.config.n_heads // problem.config.kv_heads), -1)
 
@@ -384,9 +375,7 @@ def a_key_that_wins_by_far_gives_its_value_exactly(session: Session, case: Case)
 
 
 def _factor_for_scale(session: Session, case: Case) -> float:
-    """Return the power of two, with a sign, that makes scores as large with the claimed scale as
-    with 1/sqrt(d_k).
-    """
+    """Return the signed power of two that undoes a claimed scale, up to 1/sqrt(d_k)."""
     scale, usual = session.claims.scale_for(case.head_dim), case.head_dim**-0.5
     assume(scale != 0, "the scale that is claimed is 0, so all scores are")
     factor = 2.0 ** math.ceil(math.log2(usual / abs(scale)))
@@ -411,8 +400,7 @@ def _expect_exact(
     because: str,
     rows: torch.Tensor | slice = slice(None),
 ) -> None:
-    """Some rows are exact if the implementation rounds nothing that needs no rounding, else within
-    the bound.
+    """Some rows are exact where nothing needs rounding; within the bound where it is declared.
 
     exact: (B, number of rows, D).
     """

@@ -1,4 +1,4 @@
-"""CMP-5, CMP-6: attention in training runs that save memory, or that are to be repeated to the bit."""
+"""CMP-5, CMP-6: attention in training that saves memory, or is to be repeated to the bit."""
 
 from __future__ import annotations
 
@@ -94,9 +94,7 @@ def checkpointing_changes_nothing(session: Session, case: Case) -> None:
     number=2,
 )
 def checkpointing_draws_the_same(session: Session, case: Case) -> None:
-    """With dropout, outputs and gradients of a checkpointed call are those of a plain one from the
-    same seed.
-    """
+    """With dropout a checkpointed call gives what a plain one gives from the same seed."""
     problem = case.problem()
     upstream = session.upstream(problem)
     dropping = with_dropout(problem, PROBABILITY)
@@ -120,9 +118,7 @@ def checkpointing_draws_the_same(session: Session, case: Case) -> None:
     "CMP-6", TRAINING, needs=("composes=deterministic", "gradients"), requires="HED-1", max_cases=10
 )
 def deterministic_results_have_equal_bits(session: Session, case: Case) -> None:
-    """Under deterministic algorithms, outputs and gradients are the oracle's, and of equal bits in
-    a second call.
-    """
+    """Under deterministic algorithms two calls give the same bits, and the oracle's results."""
     problem = case.problem()
     upstream = session.upstream(problem)
     with _deterministic_algorithms():
@@ -156,8 +152,7 @@ def _deterministic_algorithms() -> Iterator[None]:
 def _trained(
     session: Session, problem: Problem, upstream: Tensor, change: Callable[[Any], Any] | None = None
 ) -> dict[str, RecordedTensor]:
-    """Return the output of a call from the seed of the case, and the gradients of inputs and
-    weights, by name.
+    """Return the output of a call with the seed of the case, and its gradients, by name.
 
     change: what is done to the attention before the call.
     """

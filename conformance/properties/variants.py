@@ -1,6 +1,4 @@
-"""GQA, XAT and VAL, and HED-1 and GRD-1 for heads of their own width: configurations that are not
-everyday ones.
-"""
+"""GQA, XAT, VAL, and heads of their own width (HED-1, GRD-1): less common configurations."""
 
 from __future__ import annotations
 
@@ -72,9 +70,7 @@ def one_module_with_grouped_heads_serves_all_its_life(session: Session, case: Ca
     number=2,
 )
 def grouped_heads_equal_repeated_ones(session: Session, case: Case) -> None:
-    """With fewer key/value heads the result equals repeating each of them for neighbouring query
-    heads.
-    """
+    """With fewer key/value heads the result equals that of each repeated for its neighbours."""
     problem = case.problem()
     config = problem.config
     assume_answered(session, problem)
@@ -92,9 +88,7 @@ def grouped_heads_equal_repeated_ones(session: Session, case: Case) -> None:
 
 
 def _with_repeated_heads(problem: Problem) -> Problem:
-    """Return the problem with each key/value head repeated, so that there are as many as query
-    heads.
-    """
+    """Return the problem with each key/value head repeated, as many as query heads."""
     config = problem.config
     repeats, heads = config.n_heads // config.kv_heads, (config.kv_heads, config.head_dim)
 
@@ -186,9 +180,7 @@ def grouped_heads_drop(session: Session, case: Case) -> None:
     number=6,
 )
 def grouped_heads_drop_each_weight_alone(session: Session, case: Case) -> None:
-    """With grouped heads each weight is dropped on its own with probability p, and rescaled
-    otherwise.
-    """
+    """With grouped heads each weight is dropped on its own with probability p, or rescaled."""
     case = with_width(replace(case, L=17, S=17), session.claims, 34)
     expect_dropped_weights(session, case.problem(), 0.5, case.seed)
 
@@ -257,9 +249,7 @@ def other_widths_go_with_other_options(session: Session, case: Case) -> None:
 
 
 def _expect_together(session: Session, case: Case) -> None:
-    """Expect the oracle's output for a configuration with other options, which may be refused
-    together.
-    """
+    """Expect the oracle's output with other options, unless they are refused together."""
     together = with_other_options(case, session.claims)
     assume(together != case.config, "no other option is claimed")
     problem = with_config(case, together)
@@ -280,7 +270,7 @@ def _expect_together(session: Session, case: Case) -> None:
     number=2,
 )
 def heads_of_their_own_width_match_the_loop(session: Session, case: Case) -> None:
-    """With heads of a width that is not d_model / n_heads, the result equals the loop over heads."""
+    """With heads wider or narrower than d_model / n_heads the result equals the loop over heads."""
     problem = case.problem()
     because = (
         f"the loop over {case.n_heads} heads of width {case.head_dim}, with d_model ="

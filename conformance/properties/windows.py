@@ -95,9 +95,7 @@ def gradients_have_the_window(session: Session, case: Case) -> None:
     max_cases=20,
 )
 def a_window_of_everything_equals_none(session: Session, case: Case) -> None:
-    """A window that covers all keys, on the sides that have a bound, gives the result of a call
-    without one.
-    """
+    """A window that covers all keys gives the result of a call without a window."""
     everything = case.L + case.S
     left, right = (None if bound is None else everything for bound in case.window or ())
     declared, alignment = session.claims.scores.window, session.claims.alignment
@@ -159,9 +157,7 @@ def a_window_of_masked_keys_is_an_empty_row(session: Session, case: Case) -> Non
     max_cases=20,
 )
 def a_window_has_an_effect(session: Session, case: Case) -> None:
-    """Where a window changes the exact result by ten times the bound, the result is not that
-    without it.
-    """
+    """Where a window changes the exact result by ten times the bound, the result changes too."""
     expect_effect(session, case.problem(), "window")
 
 
@@ -175,7 +171,5 @@ def a_window_has_an_effect(session: Session, case: Case) -> None:
     number=2,
 )
 def a_scale_has_an_effect(session: Session, case: Case) -> None:
-    """Where an explicit scale changes the exact result by ten times the bound, the result is not
-    that without it.
-    """
+    """Where a scale changes the exact result by ten times the bound, the result changes too."""
     expect_effect(session, case.problem(), "scale")

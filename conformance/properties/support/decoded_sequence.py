@@ -19,9 +19,7 @@ PACES = 8
 
 
 class DecodedSequence:
-    """The positions of a problem, given to a decoder one after another; its cache is what the last
-    step returned.
-    """
+    """The positions of a problem, decoded one after another with the cache of the last step."""
 
     def __init__(self, session: Session, problem: Problem, via: Instance | None = None) -> None:
         session.scripted = False
@@ -34,8 +32,7 @@ class DecodedSequence:
         return [self.problem.query, self.problem.key, self.problem.value]
 
     def decode(self, inputs: list[Tensor], active: Tensor | None = None) -> Tensor:
-        """Decode n positions of query, key and value, each (B, n, D); return their output (B, n,
-        D).
+        """Decode n positions of query, key and value, each (B, n, D); return (B, n, D).
 
         active: boolean (B,), the items that have a position; all by default.
         """
@@ -55,15 +52,11 @@ class DecodedSequence:
         return self.decode([x[:, position : position + 1] for x in self.inputs])
 
     def decode_positions(self, start: int, end: int) -> Tensor:
-        """Decode the inputs from a position up to another at once; return their output (B, end -
-        start, D).
-        """
+        """Decode a range of positions at once; return their output (B, end - start, D)."""
         return self.decode([x[:, start:end] for x in self.inputs])
 
     def decode_ragged(self, generator: torch.Generator) -> Tensor:
-        """Let each item advance at a pace of its own, and get arbitrary numbers in between; return
-        all outputs.
-        """
+        """Let items advance at paces of their own, with any inputs in between; return the outputs."""
         items, length = self.problem.query.shape[:2]
         decoded, done = torch.zeros_like(self.problem.query), torch.zeros(items, dtype=torch.long)
         pace = 0.8 / (1 + torch.randperm(items, generator=generator) % PACES)
@@ -85,7 +78,7 @@ class DecodedSequence:
             self.decode_position(position)
 
     def decode_rest(self, start: int) -> Tensor:
-        """Decode the inputs from a position on, one by one; return their output (B, L - start, D)."""
+        """Decode the inputs from a position on, one by one; return (B, L - start, D)."""
         positions = range(start, self.problem.query.shape[1])
         return torch.cat([self.decode_position(position) for position in positions], 1)
 

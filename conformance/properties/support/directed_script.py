@@ -1,5 +1,4 @@
-"""A directed failure as lines of a script: the exact output, and how much the error has of what a
-defect would do.
+"""A directed failure as a script: the exact result, and the share of a defect in the error.
 
 The formulas are those of `directed` and `directed_gradients`, for q, k, v (B, H, N, d_k), scores s,
 weights p, contexts o, the boolean `allowed`, and d_o, d_p, d, d_s of the backward pass. One of an
@@ -160,9 +159,7 @@ def gradient_assertion_of(
 
 
 def _share(code: str, text: str, explained: float) -> list[str]:
-    """Return the lines that compare a share with what rounding explains; code: what was tested, as
-    in "output_1 is".
-    """
+    """Return the lines that compare a share with what rounding explains."""
     return [
         f"as_if = {text!r}.format(f'{{share.abs():.2%}}')",
         f"assert share.abs() <= {explained:.4g}, "

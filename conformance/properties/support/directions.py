@@ -1,6 +1,4 @@
-"""What small defects do to an output in half precision: the directions of NUM-7, from a rounding
-graph.
-"""
+"""What small defects do to an output: the directions of NUM-7, from a rounding graph."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ class Direction:
 
 
 def directions(graph: RoundingGraph, case: Case) -> Iterator[Direction]:
-    """Yield what defects do to the output: derivatives first, then whole defects, then a random
-    direction.
-    """
+    """Yield what defects do to the output: derivatives, whole defects, and a random direction."""
     p, s, v, o, allowed = graph.weights, graph.scores, graph.value, graph.context, graph.allowed
     # d o / d log tau = sum_j p_j (s_j - sum_l p_l s_l) v_j
     scale = (p * (s - (p * s).sum(-1, keepdim=True))) @ v
@@ -95,9 +91,7 @@ def directions(graph: RoundingGraph, case: Case) -> Iterator[Direction]:
 
 
 def _keys(graph: RoundingGraph) -> Iterator[Direction]:
-    """Yield the directions of single keys lost, and of the first masked key read, where there are
-    any.
-    """
+    """Yield the directions of single keys lost, and of the first masked key read."""
     v, o, allowed = graph.value, graph.context, graph.allowed
     more, less = "{} of the last allowed key were lost", "the last allowed key counted {} more"
     yield _without_key(graph, last_key(allowed), more, less, LAST_KEY)
@@ -127,8 +121,7 @@ def _without_key(
 
 
 def key_of_late_tile(keys: int) -> int:
-    """Return the first key after the largest power of two that is below the number of keys; 0 where
-    it is the last.
+    """Return the first key after the largest power of two below the number of keys; 0 for the last.
 
     Tiles, blocks and buffers are powers of two, and what is wrong from one of them on is so from
     there.
@@ -157,9 +150,7 @@ def first_masked_key(allowed: Tensor) -> Tensor:
 
 
 def masked_weight(graph: RoundingGraph) -> Tensor:
-    """Return the first masked key's exponential over the sum of the allowed ones, 0 elsewhere, (B,
-    H, L, S).
-    """
+    """Return exp(s) of the first masked key over the sum of the allowed ones, (B, H, L, S)."""
     allowed, s = graph.allowed, graph.scores
     top = s.masked_fill(~allowed, -torch.inf).logsumexp(-1, keepdim=True)
     return ((s - top).exp() * first_masked_key(allowed)).nan_to_num(nan=0.0, posinf=0.0)

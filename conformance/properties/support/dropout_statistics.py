@@ -79,7 +79,7 @@ def expect_dropped_weights(session: Session, problem: Problem, dropout: float, s
 def expect_patterns_of_their_own(
     session: Session, problem: Problem, dropout: float, seed: int
 ) -> None:
-    """No two heads or items drop the same weights; problem, seed: as for `expect_dropped_weights`."""
+    """No two heads or items drop the same weights; arguments as for `expect_dropped_weights`."""
     problem = with_dropout(
         showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout
     )
@@ -106,9 +106,7 @@ def expect_patterns_of_their_own(
 
 
 def _with_values_of_the_bias(problem: Problem, column: int) -> Problem:
-    """Change a problem so that one column of each head's values, if there is such a column, is a
-    bias of 1.
-    """
+    """Let a column of each head's values, if there is one, be a bias of 1."""
     bias, head_dim = problem.weights.b_v, problem.config.head_dim
     if bias is None or column >= head_dim:
         return problem
@@ -119,8 +117,7 @@ def _with_values_of_the_bias(problem: Problem, column: int) -> Problem:
 def expect_dropped_weights_and_outputs(
     session: Session, problem: Problem, dropout: float, seed: int
 ) -> None:
-    """Each weight, and then each output, is dropped on its own with probability p, and rescaled
-    otherwise.
+    """Each weight, and then each output, is dropped on its own with probability p, or rescaled.
 
     problem: as for `expect_dropped_weights`. A weight that is dropped takes two outputs with it.
     """
@@ -194,8 +191,7 @@ def expect_zero_or_rescaled(
 def expect_share(
     result: RecordedTensor, allowed: Tensor, dropout: float, names: tuple[str, str]
 ) -> None:
-    """As many of the allowed elements are dropped as p says, and no two rows or columns drop the
-    same.
+    """As many elements are dropped as p says, and no two rows or columns drop the same.
 
     allowed: boolean, in the shape of the matrix. names: what its rows are, and its columns.
     """
@@ -228,9 +224,7 @@ def expect_share(
 
 
 def least_patterns(rows: int, columns: int, dropout: float) -> int:
-    """Return how many rows must differ: all if two may not drop the same by chance, two if all may
-    not, or else one.
-    """
+    """Return how many rows must differ, where equal ones by chance are a false alarm."""
     if _chance_of_a_repeated_pattern(rows, columns, dropout) <= FALSE_ALARM:
         return rows
     return 2 if chance_of_one_pattern(rows, columns, dropout) <= FALSE_ALARM else 1
@@ -243,9 +237,7 @@ def chance_of_one_pattern(rows: int, columns: int, dropout: float) -> float:
 
 @cache
 def accepted_counts(trials: int, p: float) -> tuple[int, int]:
-    """Return the range that a binomial variable leaves on either side with probability
-    `FALSE_ALARM`/2 at most.
-    """
+    """Return the range that a binomial variable leaves with probability `FALSE_ALARM` at most."""
     counts = torch.arange(trials + 1, dtype=torch.float64)
     logs = torch.distributions.Binomial(trials, torch.tensor(p, dtype=torch.float64)).log_prob(
         counts
@@ -256,8 +248,7 @@ def accepted_counts(trials: int, p: float) -> tuple[int, int]:
 
 
 def showing_dropped_weights(session: Session, problem: Problem, *, uniform: bool) -> Problem:
-    """Change a problem so that the output shows the weights twice: head h has S columns, and the
-    same again.
+    """Let the output show the weights twice: head h has S columns, and the same again.
 
     uniform: whether queries are projected to zero, so that the weights depend on the mask alone.
     Otherwise scores differ by about 1, so that what is computed from queries and keys shows, and no
@@ -283,7 +274,5 @@ def showing_dropped_weights(session: Session, problem: Problem, *, uniform: bool
 
 
 def _chance_of_a_repeated_pattern(patterns: int, size: int, dropout: float) -> float:
-    """Return a bound on the probability that two of so many independent patterns of this size drop
-    the same.
-    """
+    """Return a bound on the probability that two of so many patterns of this size are equal."""
     return math.comb(patterns, 2) * (dropout**2 + (1 - dropout) ** 2) ** size

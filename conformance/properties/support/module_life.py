@@ -25,8 +25,7 @@ LIFETIME = Domain(
 
 
 def expect_lifetime(session: Session, problem: Problem) -> None:
-    """One module is correct in inference, in two steps of training, and after other weights took
-    the place of its own.
+    """One module is correct in inference, in two training steps, and with other weights.
 
     The other weights are half of the first, written into the same parameters.
     """
@@ -66,9 +65,7 @@ def expect_lifetime(session: Session, problem: Problem) -> None:
 
 
 def _expect_accumulated(session: Session, instance: Instance, problem: Problem) -> None:
-    """After another training step, without zero_grad(), the gradients of the weights are twice
-    those of one step.
-    """
+    """After a second step without zero_grad() the gradients of the weights are twice as large."""
     leaves = problem.map_inputs(leaf_of)
     upstream = session.upstream(leaves)
     output = session.forward(leaves)

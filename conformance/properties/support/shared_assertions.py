@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cache, partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mha.conformance.cases.case import Case
@@ -27,7 +26,6 @@ from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.support.domains import WIDTHS
 from mha.spec import Claims, Expected, Problem
 from mha.spec.bounds import Ball
-from mha.spec.dtypes import traits_of
 
 
 def module_of(instance: Instance) -> nn.Module:
@@ -39,9 +37,7 @@ def module_of(instance: Instance) -> nn.Module:
 
 
 def refuses(session: Session, problem: Problem) -> bool:
-    """Return whether the declared policy is "error" and a row is empty, so that every call must
-    raise (MSK-8).
-    """
+    """Return whether every call must raise: a row is empty, and the policy is "error" (MSK-8)."""
     return session.claims.empty_row == "error" and has_empty_row(session, problem)
 
 
@@ -52,9 +48,7 @@ def assume_answered(session: Session, problem: Problem) -> None:
 
 @contextmanager
 def windows_refused_without_causal(session: Session, problem: Problem) -> Iterator[None]:
-    """Discard a case whose window is refused because there is no causal flag, where calls may have
-    one.
-    """
+    """Discard a case whose window is refused for want of the causal flag, where there is one."""
     try:
         yield
     except CallRaised:
@@ -71,19 +65,22 @@ def has_empty_row(session: Session, problem: Problem) -> bool:
 def another_order(count: int, generator: torch.Generator) -> Tensor:
     """Return a permutation of so many places, two at least, that moves some."""
     order = torch.randperm(count, generator=generator)
-    return order.flip(0) if torch.equal(order, torch.arange(count)) else order
+    if torch.equal(order, torch.arange(count)):
+        return order.flip(0)
+    return order
 
 
 def hidden_pairs(session: Session, problem: Problem) -> Tensor:
-    """Return boolean (B, H, L, S): the keys that a query may not attend to, by the mask or the
-    causal flag.
+    """Return boolean (B, H, L, S): the keys that mask or causal flag hide from a query.
 
     Rows without an allowed key are left out where the declared policy gives them other weights than
     zeros.
     """
     allowed = problem.allowed(session.claims.alignment)
-    empty = ~allowed.any(-1, keepdim=True)
-    return ~allowed if session.claims.empty_row == "zeros" else ~allowed & ~empty
+    if session.claims.empty_row == "zeros":
+        return ~allowed
+    has_a_key = allowed.any(-1, keepdim=True)
+    return ~allowed & has_a_key
 
 
 def as_causal(claims: Claims, case: Case) -> Case:
@@ -99,9 +96,7 @@ def assume_finite(session: Session, problem: Problem) -> None:
 
 
 def weights_of(result: RecordedOutput) -> RecordedTensor:
-    """Return the weights (B, H, L, S) of a call that asked for them; raise a Violation if it
-    returned none.
-    """
+    """Return the weights (B, H, L, S) of a call that asked for them; raise if it has none."""
     if result.weights is None:
         name = result.output.name.replace("output", "weights")
         raise Violation(
@@ -111,70 +106,6 @@ def weights_of(result: RecordedOutput) -> RecordedTensor:
     return result.weights
 
 
-def expect_unread(
-    session: Session, problem: Problem, hidden: Tensor, generator: torch.Generator, why: str
-) -> None:
-    """Expect other hidden keys or values to change no bit of the rows that they are hidden from.
-
-    In each item, one query is drawn, and what is hidden from it is replaced by random or by huge
-    numbers, first in the key and then in the value. Every row of the item that can see none of it
-    must stay the same.
-
-    hidden: boolean (B, L, S), which keys are hidden from which query. why: how these
-        keys are hidden, before the queries are named, as in "which are masked for".
-    """
-    assume(bool(hidden.any()), f"no keys are hidden, {why} a query")
-    batch = len(hidden)
-    # Of the queries of an item, those that some key is hidden from, if there are any.
-    hidden_from = hidden.any(-1)
-    drawable = (hidden_from | ~hidden_from.any(-1, keepdim=True)).double().cpu()
-    rows = torch.multinomial(drawable, 1, generator=generator).squeeze(1)
-    replaced = hidden[torch.arange(batch), rows]
-    unaffected = (hidden | ~replaced.unsqueeze(1)).all(-1)
-    noise = torch.randn(problem.key.shape, generator=generator, dtype=torch.float64).to(
-        problem.query.device
-    )
-    if torch.rand((), generator=generator) < 0.5:
-        noise = _of_finite_scores(problem, noise * traits_of(problem.query.dtype).noise)
-    base, expected = session(problem).output, cache(partial(session.expected, problem))
-    for tensor in (problem.key,) if problem.key is problem.value else (problem.key, problem.value):
-        other = torch.where(replaced.unsqueeze(-1), noise.to(tensor), tensor)
-        swap = {id(tensor): other}
-        changed = session(problem.map_inputs(lambda x, swap=swap: swap.get(id(x), x))).output  # type: ignore[misc]  # loop
-        # Where the query is the same tensor, the replaced rows change with it.
-        unchanged = unaffected & ~replaced if tensor is problem.query else unaffected
-        names = [name for name in ("key", "value") if getattr(problem, name) is tensor]
-        for item in range(batch):
-            kept = unchanged[item].nonzero().flatten()
-            positions = replaced[item].nonzero().flatten().tolist()
-            if len(kept) and positions:
-                where = (
-                    f"the {' and '.join(names)} of item {item} changed, at positions"
-                    f" {_first_few(positions)}"
-                )
-                rows_named = (
-                    f"{'query' if len(kept) == 1 else 'queries'} {_first_few(kept.tolist())}"
-                )
-                because = f"only {where}, {why} {rows_named}"
-                bound = partial(_rows_of, expected, item, kept)
-                expect_unchanged(
-                    session, changed[item, kept], base[item, kept], bound=bound, because=because
-                )
-
-
-def _of_finite_scores(problem: Problem, key: Tensor) -> Tensor:
-    """Return a key (B, S, kdim), made smaller where its scores might overflow: infinity less
-    infinity is NaN.
-    """
-    weights = problem.weights.to(torch.float64)
-    q = F.linear(problem.query.double(), weights.w_q, weights.b_q).unflatten(
-        -1, (-1, problem.config.head_dim)
-    )
-    k = F.linear(key, weights.w_k, weights.b_k).unflatten(-1, (-1, problem.config.head_dim))
-    largest = q.norm(dim=-1).amax() * k.norm(dim=-1).amax()
-    return key * min(1.0, float(torch.finfo(problem.query.dtype).max / 2 / largest))
-
-
 def expect_rows_unchanged(
     session: Session,
     problem: Problem,
@@ -182,25 +113,22 @@ def expect_rows_unchanged(
     rows: Tensor,
     because: str,
 ) -> None:
-    """Expect some rows, boolean (B, L), of two outputs to be equal; problem: that of the first
-    output.
+    """Expect some rows, boolean (B, L), of two outputs to be equal.
+
+    problem: that of the first output.
     """
-    expected, (base, output) = cache(partial(session.expected, problem)), outputs
+    base, output = outputs
+    expected = cache(partial(session.expected, problem))
     for item in range(len(rows)):
         own = rows[item].nonzero().flatten()
         if len(own):
-            bound = partial(_rows_of, expected, item, own)
+            bound = partial(rows_of, expected, item, own)
             expect_unchanged(
                 session, output[item, own], base[item, own], bound=bound, because=because
             )
 
 
-def _first_few(places: list[int], most: int = 4) -> str:
-    """Return the first places as text, and "..." for more."""
-    return ", ".join([*map(str, places[:most]), *["..."] * (len(places) > most)])
-
-
-def _rows_of(expected: Callable[[], Expected], item: int, rows: Tensor) -> Ball:
+def rows_of(expected: Callable[[], Expected], item: int, rows: Tensor) -> Ball:
     """Return some rows of the expected output of an item; rows: indices."""
     return expected().output[item, rows]
 
@@ -212,28 +140,24 @@ def expect_gradients(session: Session, problem: Problem, rows: Tensor | None, be
     None.
     """
     upstream = session.upstream(problem, rows)
-    actual, expected = (
-        session.gradients(problem, upstream),
-        session.expected_gradients(problem, upstream),
-    )
+    actual = session.gradients(problem, upstream)
+    expected = session.expected_gradients(problem, upstream)
     undetermined = undetermined_gradients(session, problem)
-    known = [
-        name
-        for name in actual
-        if name not in undetermined and bool(expected[name].rad.isfinite().any())
-    ]
+    known = []
+    for name in actual:
+        may_overflow = not bool(expected[name].rad.isfinite().any())
+        if name not in undetermined and not may_overflow:
+            known.append(name)
     assume(bool(known), "a step may overflow, so no gradient is known")
     for name in known:
         expect_close(actual[name], expected[name], because=f"the gradient, {because}")
 
 
 def undetermined_gradients(session: Session, problem: Problem) -> set[str]:
-    """Return the gradients that the contract leaves open, by name: W_o's, where a context is NaN by
-    policy.
-    """
-    return (
-        {"w_o"} if session.claims.empty_row == "nan" and has_empty_row(session, problem) else set()
-    )
+    """Return the names of open gradients: W_o's, where a context is NaN by policy."""
+    if session.claims.empty_row == "nan" and has_empty_row(session, problem):
+        return {"w_o"}
+    return set()
 
 
 def expect_backward(
@@ -244,14 +168,16 @@ def expect_backward(
     of: Instance | None = None,
     upstream: Tensor | None = None,
 ) -> None:
-    """Differentiate an output that was computed earlier; expect the oracle's gradients of its
-    inputs.
+    """Differentiate an earlier output; expect the oracle's gradients of its inputs.
 
-    leaves: the problem whose inputs require grad. of: the attention that gave the output, to expect
-    the gradients of its weights too; it must have none yet. upstream: the gradient of the output,
-    if not the session's; if it requires a gradient itself, the backward pass is recorded.
+    leaves: the problem whose inputs require grad.
+    of: the attention that gave the output, to expect the gradients of its weights too; it must have
+        none yet.
+    upstream: the gradient of the output, if not the session's; if it requires a gradient itself,
+        the backward pass is recorded.
     """
-    upstream = session.upstream(leaves) if upstream is None else upstream
+    if upstream is None:
+        upstream = session.upstream(leaves)
     with guarded("backward()"):
         differentiate(output, upstream, create_graph=upstream.requires_grad)
     expected = session.expected_gradients(leaves, upstream)
@@ -294,16 +220,12 @@ def expect_finite(actual: RecordedTensor, because: str) -> None:
 
 
 def assume_unquantised(session: Session) -> None:
-    """Discard the case if heads are declared to be stored in float8, of whose results too little is
-    known.
-    """
+    """Discard the case if heads are stored in float8: too little is known of its results."""
     assume(not session.claims.rounding.heads_stored, "heads are declared to be stored in float8")
 
 
 def assume_as_accurate_as_plain(session: Session) -> None:
-    """Discard the case if rounding is declared that makes results less accurate than those of the
-    plain formula.
-    """
+    """Discard the case if declared rounding is coarser than that of the plain formula."""
     assume_unquantised(session)
     coarse = session.claims.rounding.is_coarse
     assume(
@@ -314,9 +236,7 @@ def assume_as_accurate_as_plain(session: Session) -> None:
 
 
 def expect_no_worse_than_plain(session: Session, case: Case) -> None:
-    """The root mean square error of the output is at most twice that of the plain formula in the
-    same dtype.
-    """
+    """The root mean square error of the output is at most twice that of the plain formula."""
     assume_as_accurate_as_plain(session)
     problem = case.problem()
     output, expected = session(problem).output, session.expected(problem)
@@ -328,19 +248,16 @@ def expect_no_worse_than_plain(session: Session, case: Case) -> None:
 def cases_of_each_width(session: Session, case: Case) -> list[Case]:
     """Return the case with heads of each width that is claimed; discard it if none is."""
     sizes, lengths = session.claims.sizes, (case.L, case.S)
-    claimed = [
-        width
-        for width in WIDTHS
-        if not sizes.refused(n_heads=case.n_heads, head_dim=width, lengths=lengths)
-    ]
-    assume(bool(claimed), "no width of heads of known models is claimed")
-    return [replace(case, head_dim=width) for width in claimed]
+    cases = []
+    for width in WIDTHS:
+        if not sizes.refused(n_heads=case.n_heads, head_dim=width, lengths=lengths):
+            cases.append(replace(case, head_dim=width))
+    assume(bool(cases), "no width of heads of known models is claimed")
+    return cases
 
 
 def expect_together(session: Session, problem: Problem) -> None:
-    """Expect the oracle's result where a call says several things about the scores, which it may
-    refuse together.
-    """
+    """Expect the oracle's result for several options on the scores, if not refused together."""
     assume_answered(session, problem)
     try:
         result = session(problem)
@@ -360,9 +277,8 @@ def expect_effect(session: Session, problem: Problem, option: str) -> None:
     assume_answered(session, problem)
     with windows_refused_without_causal(session, problem):
         output = session(problem).output  # first: no frame above a call holds an answer
-    expected, without = (
-        session.expected(each).output for each in (problem, problem.change(**{option: None}))
-    )
+    expected = session.expected(problem).output
+    without = session.expected(problem.change(**{option: None})).output
     distance = (without.mid - expected.mid).abs()
     apart = distance > CLEAR * torch.maximum(without.rad, expected.rad)
     assume(bool(apart.any()), "no number is changed by ten times the bound")
