@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Sequence
 from dataclasses import replace
-from getpass import getuser
-from importlib.util import find_spec
-from io import StringIO
-from pathlib import Path
-from tempfile import gettempdir
-from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -24,22 +13,28 @@ from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, Domain
 from mha.conformance.cases.mask_kinds import EMPTY
 from mha.conformance.cases.memory_layouts import leaf_of
 from mha.conformance.cases.modes import MODES
-from mha.conformance.cases.transforms import with_dropout
-from mha.conformance.harness.assertions import assume, expect_agree, expect_close
+from mha.conformance.harness.assertions import expect_close
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.plain import viewed
-from mha.conformance.harness.session import Instance, Session
+from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.compiled import (
+    CAPTURE,
+    assume_code_can_be_generated,
+    expect_compiled,
+    expect_exported,
+    expect_generated_inference,
+)
 from mha.conformance.properties.support.domains import AUTOCAST, AUTOCAST_DTYPE
 from mha.conformance.properties.support.shared_assertions import (
     as_causal,
     assume_answered,
-    expect_backward,
     expect_finite,
     expect_result,
     has_empty_row,
+    module_of,
 )
-from mha.spec import Options, Problem, Weights, oracle
+from mha.spec import Problem, Weights, oracle
 from mha.spec.claims import DTYPES
 
 # A compilation takes a second, and generated code ten, so there is one case of each property. No
@@ -65,103 +60,13 @@ GENERATED = tuple(dtype for dtype in DTYPES if dtype != "float64")
 # The first of its cases has a mask, unless none is claimed.
 ONE_OF_ANY = replace(ONE_MASKED, masks=(*ONE_MASKED.masks, "none"))
 
-# Like "aot_eager", but without Inductor's partitioner, whose import takes half a second.
-CAPTURE = "aot_eager_default_partitioner"
-
-
-@contextmanager
-def _generated_code_hidden() -> Iterator[None]:
-    """Let the compiler write its modules where Hypothesis does not read them.
-
-    Hypothesis draws constants from the user's own modules, so that later cases would depend on what
-    was compiled; it skips folders named "tests". The folder is kept, like the compiler's own: its
-    probe of the machine takes seconds.
-    """
-    user = os.getuid() if hasattr(os, "getuid") else getuser()
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or Path(
-        gettempdir(), f"mha_conformance_{user}"
-    )
-    with patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "tests"))}):
-        yield
-
-
-def _expect_compiled(session: Session, case: Case, backend: str) -> None:
-    """The compiled module gives the outputs of the plain one, and the gradients of the oracle.
-
-    backend: "inductor" generates code, which takes ten seconds; `CAPTURE` only captures the graph.
-    """
-    problem = case.problem()
-    if session.claims.dropout and case.mask != "none":  # none of it in evaluation
-        problem = with_dropout(problem, 0.5)
-    bound, base = session.bound_of(problem), session(problem).output
-    torch.compiler.reset()
-    differentiable = session.claims.gradients and case.dtype in BOUNDED
-
-    def compiled(chosen: str) -> Instance:
-        return session.derive(
-            session.built(problem),
-            lambda module: torch.compile(module, backend=chosen, fullgraph=True),
-            f"torch.compile({{}}, backend={chosen!r}, fullgraph=True)",
-        )
-
-    with _generated_code_hidden():
-        if (
-            backend != "inductor" or not differentiable
-        ):  # code for both passes includes what this generates
-            # Both passes of `CAPTURE` include its forward pass; the mode makes a graph of its own.
-            alone = "eager" if differentiable else backend
-            instance = compiled(alone)
-            because = (
-                f"the eager output (instead of compiled with the backend {alone!r}, under no_grad)"
-            )
-            expect_agree(
-                session(problem, via=instance, mode="no_grad").output, base, bound, because=because
-            )
-            if emptied := _without_keys(session, problem):
-                eager, output = (
-                    session(emptied).output,
-                    session(emptied, via=instance, mode="no_grad").output,
-                )
-                because += ", where rows have no allowed key"
-                expect_agree(output, eager, session.bound_of(emptied), because=because)
-        if differentiable:
-            leaves = problem.map_inputs(leaf_of)
-            recorded = session.forward(leaves, via=compiled(backend))
-            output = session.unscripted(recorded.detach(), "compiled")
-            because = (
-                f"the eager output (instead of compiled with the backend {backend!r}, with"
-                " gradients)"
-            )
-            expect_agree(output, base, bound, because=because)
-            expect_backward(
-                session, leaves, recorded, f"compiled (backend {backend!r})", session.built(problem)
-            )
-
-
-def _without_keys(session: Session, problem: Problem) -> Problem | None:
-    """Return the problem with a mask that leaves the first item no key; None without a mask."""
-    mask = problem.mask
-    if mask is None or session.claims.empty_row == "error":
-        return None
-    hidden = False if mask.dtype == torch.bool else -torch.inf
-    return problem.change(
-        mask=mask.index_fill(0, torch.zeros(1, dtype=torch.long, device=mask.device), hidden)
-    )
-
-
-def _has_compiler(device: str) -> bool:
-    """Return whether torch.compile can generate code for a device."""
-    if device == "cuda":
-        return find_spec("triton") is not None
-    return bool(shutil.which("g++") or shutil.which("clang++"))
-
 
 @property_of(
     "CMP-1", ONE_UNMASKED, needs="composes=compile", requires="HED-1", must_reject=(), max_cases=1
 )
 def compiled_agrees_with_eager(session: Session, case: Case) -> None:
     """The module compiled by torch.compile agrees with eager, without masks."""
-    _expect_compiled(session, case, CAPTURE)
+    expect_compiled(session, case, CAPTURE)
 
 
 @property_of(
@@ -175,7 +80,7 @@ def compiled_agrees_with_eager(session: Session, case: Case) -> None:
 )
 def compiled_mask_agrees(session: Session, case: Case) -> None:
     """The module compiled by torch.compile agrees with eager, with a mask and a causal flag."""
-    _expect_compiled(session, as_causal(session.claims, case), CAPTURE)
+    expect_compiled(session, as_causal(session.claims, case), CAPTURE)
 
 
 @property_of(
@@ -190,8 +95,8 @@ def compiled_mask_agrees(session: Session, case: Case) -> None:
 )
 def generated_code_agrees(session: Session, case: Case) -> None:
     """The code that Inductor generates for the module agrees with eager."""
-    assume(_has_compiler(case.device), "the machine has no compiler for generated code")
-    _expect_compiled(session, as_causal(session.claims, case), "inductor")
+    assume_code_can_be_generated(case.device)
+    expect_compiled(session, as_causal(session.claims, case), "inductor")
 
 
 @property_of(
@@ -206,86 +111,10 @@ def generated_code_agrees(session: Session, case: Case) -> None:
 )
 def generated_code_without_gradients_agrees(session: Session, case: Case) -> None:
     """The code that Inductor generates for inference agrees with eager, for equal sizes too."""
-    assume(_has_compiler(case.device), "the machine has no compiler for generated code")
+    assume_code_can_be_generated(case.device)
     alike = replace(case, n_heads=4, B=4, L=4, S=4)
     for each in (case, alike):
-        problem = each.problem()
-        base = session(problem).output
-        torch.compiler.reset()
-        instance = session.derive(
-            session.built(problem),
-            lambda module: torch.compile(module, fullgraph=True),
-            "torch.compile({}, fullgraph=True)",
-        )
-        with _generated_code_hidden():
-            output = session(problem, via=instance, mode="no_grad").output
-        because = "the eager output (instead of compiled by Inductor, under no_grad)"
-        expect_agree(output, base, session.bound_of(problem), because=because)
-
-
-class _Positional(nn.Module):
-    """An attention that takes tensors only, as `torch.export` needs it."""
-
-    def __init__(self, attention: Any, options: Options) -> None:
-        super().__init__()
-        self.attention, self.options = attention, options
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the output (B, L, D) without the weights."""
-        output: Tensor = self.attention(
-            query, key, value, **self.options.change(mask=mask).arguments
-        ).output
-        return output
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the graphs that the exporter prints where it fails; its error says enough."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with redirect_stderr(StringIO()):
-            yield
-    finally:
-        logging.disable(before)
-
-
-def _expect_exported(session: Session, case: Case) -> None:
-    """The exported program is within the bound for the sizes of its capture, and for others."""
-    problem = case.problem()
-    B, L, S = (torch.export.Dim(name, min=1, max=1 << 12) for name in ("B", "L", "S"))
-    sizes: Any = (
-        {0: B, 1: L},
-        {0: B, 1: S},
-        {0: B, 1: S},
-        None if problem.mask is None else {0: B, 2: L, 3: S},
-    )
-    given = session.given.problem(problem)
-    inputs = given.query, given.key, given.value, given.mask
-    with _quiet():
-        wrapped = session.derive(
-            session.built(problem),
-            lambda module: torch.export.export(
-                _Positional(module.eval(), problem.options), inputs, dynamic_shapes=sizes
-            ),
-            "{}  # exported by torch.export.export with dynamic B, L and S",
-        )
-    program: Any = wrapped.attention
-    longer = (
-        replace(case, B=case.B + 1, L=case.L + 2, S=case.S + 3)
-        .problem()
-        .change(weights=problem.weights)
-    )
-    for each in (problem, longer):
-        with guarded("the exported program"):
-            given = session.given.problem(each)
-            result = program.module()(given.query, given.key, given.value, given.mask)
-        output = session.unscripted(result, "exported")
-        because = (
-            "the oracle's value, by the exported program for (B, L, S) ="
-            f" {each.shape[0], *each.shape[2:]}"
-        )
-        expect_close(output, session.expected(each).output, because=because)
+        expect_generated_inference(session, each.problem())
 
 
 @property_of(
@@ -298,7 +127,7 @@ def _expect_exported(session: Session, case: Case) -> None:
 )
 def exported_program_agrees(session: Session, case: Case) -> None:
     """A program captured by torch.export with dynamic B, L and S agrees, without masks."""
-    _expect_exported(session, case)
+    expect_exported(session, case)
 
 
 @property_of(
@@ -312,7 +141,7 @@ def exported_program_agrees(session: Session, case: Case) -> None:
 )
 def exported_mask_agrees(session: Session, case: Case) -> None:
     """A program captured by torch.export agrees, with a mask and a causal flag."""
-    _expect_exported(session, as_causal(session.claims, case))
+    expect_exported(session, as_causal(session.claims, case))
 
 
 @property_of(
@@ -337,17 +166,11 @@ def functional_transforms_agree(session: Session, case: Case) -> None:
     if not problem.config.projected:
         _expect_func_of_queries(session, problem)
         return
-    module = session.built(problem).attention
-    assume(isinstance(module, nn.Module), "the attention is not a torch.nn.Module")
-    assert isinstance(module, nn.Module)
     others = Weights.random(problem.config, case.seed + 1).to(problem.query.dtype, case.device)
     other = problem.change(weights=others)
-    second = session.built(other).attention
-    assert isinstance(second, nn.Module)
-    own, new = (
-        {name: p.detach() for name, p in each.named_parameters()}
-        for each in (module.eval(), second)
-    )
+    module = module_of(session.built(problem)).eval()
+    own = _parameters(module)
+    new = _parameters(module_of(session.built(other)))
     given = session.given.problem(problem)
     options = given.options.arguments
 
@@ -358,23 +181,25 @@ def functional_transforms_agree(session: Session, case: Case) -> None:
         return output
 
     upstream = session.upstream(problem)
+
+    def loss(query: Tensor) -> Tensor:
+        return (call(new, query) * viewed(upstream)).sum()
+
     with guarded("torch.func"):
         replaced = call(new, given.query)
         both = {name: torch.stack([own[name], new[name]]) for name in own}
         many = torch.func.vmap(call, in_dims=(0, None))(both, given.query)
-        gradient = torch.func.grad(lambda query: (call(new, query) * viewed(upstream)).sum())(
-            given.query
-        )
-    expected = session.expected(problem).output, session.expected(other).output
+        gradient = torch.func.grad(loss)(given.query)
     because = "the oracle's value for other weights, passed by functional_call"
-    expect_close(session.unscripted(replaced, "functional"), expected[1], because=because)
-    for index, each in enumerate(expected):
-        because = "the oracle's value, under vmap over two sets of weights"
-        expect_close(session.unscripted(many[index], f"many[{index}]"), each, because=because)
-    slope = session.expected_gradients(other, upstream)["query"]
-    expect_close(
-        session.unscripted(gradient, "gradient"), slope, because="the gradient, by torch.func.grad"
-    )
+    functional = session.unscripted(replaced, "functional")
+    expect_close(functional, session.expected(other).output, because=because)
+    _expect_mapped(session, many, (problem, other), "under vmap over two sets of weights")
+    _expect_gradient_of_query(session, gradient, other, upstream)
+
+
+def _parameters(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of a module by name, without history."""
+    return {name: parameter.detach() for name, parameter in module.named_parameters()}
 
 
 def _expect_func_of_queries(session: Session, problem: Problem) -> None:
@@ -386,22 +211,32 @@ def _expect_func_of_queries(session: Session, problem: Problem) -> None:
         return output
 
     upstream, other = session.upstream(problem), problem.change(query=-problem.query)
+
+    def loss(query: Tensor) -> Tensor:
+        return (call(query) * viewed(upstream)).sum()
+
     with guarded("torch.func"):
         many = torch.func.vmap(call)(torch.stack([given.query, -given.query]))
-        gradient = torch.func.grad(lambda query: (call(query) * viewed(upstream)).sum())(
-            given.query
-        )
-    for index, each in enumerate((problem, other)):
-        because = "the oracle's value, under vmap over two queries"
-        expect_close(
-            session.unscripted(many[index], f"many[{index}]"),
-            session.expected(each).output,
-            because=because,
-        )
-    slope = session.expected_gradients(problem, upstream)["query"]
-    expect_close(
-        session.unscripted(gradient, "gradient"), slope, because="the gradient, by torch.func.grad"
-    )
+        gradient = torch.func.grad(loss)(given.query)
+    _expect_mapped(session, many, (problem, other), "under vmap over two queries")
+    _expect_gradient_of_query(session, gradient, problem, upstream)
+
+
+def _expect_mapped(session: Session, many: Tensor, problems: Sequence[Problem], how: str) -> None:
+    """Each output that vmap gives is the oracle's for its problem; many: (2, B, L, D)."""
+    for index, problem in enumerate(problems):
+        output = session.unscripted(many[index], f"many[{index}]")
+        because = f"the oracle's value, {how}"
+        expect_close(output, session.expected(problem).output, because=because)
+
+
+def _expect_gradient_of_query(
+    session: Session, gradient: Tensor, problem: Problem, upstream: Tensor
+) -> None:
+    """The gradient that torch.func.grad gives is the oracle's of the query."""
+    expected = session.expected_gradients(problem, upstream)["query"]
+    actual = session.unscripted(gradient, "gradient")
+    expect_close(actual, expected, because="the gradient, by torch.func.grad")
 
 
 @property_of(
@@ -415,9 +250,8 @@ def autocast_is_within_the_low_precision_bound(session: Session, case: Case) -> 
     """Under autocast results are within the bound of low precision, and gradients finite."""
     problem = case.problem()
     assume_answered(session, problem)
-    need_weights = (
-        case.need_weights and case.mask not in EMPTY
-    )  # MSK-8 tests whether empty rows depend on them
+    # MSK-8 tests whether empty rows depend on a request for weights.
+    need_weights = case.need_weights and case.mask not in EMPTY
     dtypes = AUTOCAST_DTYPE, problem.query.dtype
     result = session(problem, mode="autocast", need_weights=need_weights, dtypes=dtypes)
     because = "the oracle's value, with each product in bfloat16"
@@ -434,10 +268,10 @@ def _expect_finite_gradients_under_autocast(session: Session, problem: Problem) 
         with MODES["autocast"].enter(session.case.device):
             output = leaves.call(called).output
         output.float().sum().backward()
-    inputs = leaves.distinct().items()
-    gradients = [
-        session.unscripted(x.grad, f"{name}.grad") for name, x in inputs if x.grad is not None
-    ]
+    gradients = []
+    for name, x in leaves.distinct().items():
+        if x.grad is not None:
+            gradients.append(session.unscripted(x.grad, f"{name}.grad"))
     if session.claims.weight_gradients:
         gradients += session.weight_gradients(instance, problem.weights).values()
     for gradient in gradients:

@@ -7,20 +7,20 @@ from dataclasses import replace
 from itertools import product
 
 import torch
-from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, Domain
 from mha.conformance.cases.mask_kinds import BOOLEAN, COMMON, FEW, FLOAT
-from mha.conformance.cases.memory_layouts import leaf_of
-from mha.conformance.cases.transforms import passing_heads, with_dropout, with_width, zeroed
-from mha.conformance.harness.assertions import assume, expect, expect_close, expect_equal
-from mha.conformance.harness.differentiation import differentiate
+from mha.conformance.cases.transforms import with_dropout, with_width
+from mha.conformance.harness.assertions import expect, expect_close, expect_equal
 from mha.conformance.harness.errors import CallRaised
-from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.support.domains import DROPOUT_PATTERNS, DROPOUT_SEEDS
+from mha.conformance.properties.support.dropout_gradients import (
+    expect_gradients_of_kept_values,
+    expect_gradients_of_kept_weights,
+)
 from mha.conformance.properties.support.dropout_statistics import (
     LARGE_LENGTH,
     PROBABILITIES,
@@ -29,11 +29,8 @@ from mha.conformance.properties.support.dropout_statistics import (
     expect_patterns_of_their_own,
     expect_share,
     expect_zero_or_rescaled,
-    showing_dropped_weights,
 )
-from mha.conformance.properties.support.shared_assertions import assume_unquantised, weights_of
-from mha.spec import Problem
-from mha.spec.bounds import Ball, units_of
+from mha.conformance.properties.support.shared_assertions import weights_of
 
 TRAINING = ("train",)
 # S, by the seed of the case: beside tiles, and for heads as narrow as those of small models, whose
@@ -77,9 +74,8 @@ def each_weight_is_dropped_alone_or_rescaled(session: Session, case: Case) -> No
 @property_of("DRP-2", ONE_UNMASKED_PATTERN, needs="dropout=True", max_cases=1, number=2)
 def the_share_that_is_dropped_is_p(session: Session, case: Case) -> None:
     """In training the share of dropped weights is p, so that the output is unbiased."""
-    for length, dropout in product(
-        (LARGE_LENGTH, 15), PROBABILITIES
-    ):  # the latter for heads of an ordinary width
+    # The shorter length is for heads of an ordinary width.
+    for length, dropout in product((LARGE_LENGTH, 15), PROBABILITIES):
         problem = with_width(
             replace(case, L=length, S=length), session.claims, 2 * length
         ).problem()
@@ -152,7 +148,8 @@ def _expect_dropped_outputs(
         problem = problem.change(
             config=replace(problem.config, dropout=of_weights, output_dropout=dropout)
         )
-    output, expected = session(problem, seed=case.seed).output, session.expected(problem).output
+    output = session(problem, seed=case.seed).output
+    expected = session.expected(problem).output
     for item in range(case.B):
         expect_zero_or_rescaled(
             session, output[item], expected[item], dropout, "the output in column"
@@ -197,7 +194,9 @@ def grouped_heads_drop_independently(session: Session, case: Case) -> None:
 def the_seed_decides_what_is_dropped(session: Session, case: Case) -> None:
     """The same seed gives the same result; another seed, or another call, gives another."""
     problem = with_dropout(case.problem(), 0.5)
-    first, again, other = (session(problem, seed=seed).output for seed in (1, 1, 2))
+    first = session(problem, seed=1).output
+    again = session(problem, seed=1).output
+    other = session(problem, seed=2).output
     expect_equal(again, first, because="the seed is the same")
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -233,11 +232,10 @@ def dropping_everything_is_not_nan(session: Session, case: Case) -> None:
         if _is_raised_on_purpose(refused.error):
             return
         raise
-    output = session(problem, seed=1).output
-    gradients = (
-        session.gradients(problem, session.upstream(problem)) if session.claims.gradients else {}
-    )
-    for result in (output, *gradients.values()):
+    results = [session(problem, seed=1).output]
+    if session.claims.gradients:
+        results += session.gradients(problem, session.upstream(problem)).values()
+    for result in results:
         nan = bool(result.tensor.isnan().any())
         expect(
             not nan, f"{result.code} has NaN with p = 1", f"assert not {result.code}.isnan().any()"
@@ -281,38 +279,7 @@ def gradients_drop_what_the_outputs_dropped(session: Session, case: Case) -> Non
     An output is linear in its values, so its sum against the upstream is the sum of the values
     against their gradient.
     """
-    assume_unquantised(session)
-    assume(
-        case.config.kv_heads == case.n_heads,
-        "heads that share a value have no columns of their own in it",
-    )
-    problem = with_dropout(passing_heads(case.problem()), 0.5)
-    eye = torch.eye(problem.config.d_model, dtype=problem.query.dtype, device=case.device)
-    problem = zeroed(problem, "w_q", "b_q", "b_v").change(w_v=eye).map_inputs(leaf_of)
-    upstream = session.upstream(problem)
-    output = _forward_and_backward(session, problem, upstream)
-    gradient = problem.value.grad
-    assert gradient is not None
-    sums = [
-        (x.detach().double() * y.detach().double()).sum(1)
-        for x, y in ((output, upstream), (problem.value, gradient))
-    ]
-    slack, (upstreams, values) = (
-        _slack(session, problem),
-        _magnitudes(case, upstream, problem.value),
-    )
-    reach = 2 * (upstreams * (slack @ values)).sum(2).flatten(1)
-    result = session.unscripted(sums[1], "(value * value.grad).sum(1)")
-    expect_close(
-        result,
-        Ball(sums[0], reach),
-        because="(output * upstream).sum(1), since what is dropped is the same",
-    )
-    if (
-        session.claims.weight_gradients and session.claims.dropout is True
-    ):  # of the weights, so before W_o
-        error = 2 * (slack @ values).transpose(1, 2).flatten(2)
-        _expect_dropped_contexts(session, problem, Ball(output.detach().double(), error), upstream)
+    expect_gradients_of_kept_values(session, case)
 
 
 @property_of(
@@ -329,90 +296,4 @@ def gradients_of_scores_drop_what_the_outputs_dropped(session: Session, case: Ca
 
     Where an output is a weight, dropping that weight is dropping the gradient of that output.
     """
-    length, p = 17, 0.5  # twice a number is exact
-    case = replace(case, L=length if case.inputs == "self" else length - 1, S=length)
-    case = with_width(case, session.claims, 2 * length)
-    problem = showing_dropped_weights(
-        session, with_dropout(case.problem(), p), uniform=False
-    ).map_inputs(leaf_of)
-    upstream = session.upstream(problem)
-    output = _forward_and_backward(session, problem, upstream)
-    kept = upstream * (output.detach() != 0) / (1 - p)
-    expected = session.expected_gradients(problem, kept)
-    found = {
-        name: leaf.grad for name, leaf in problem.distinct().items() if leaf is not problem.value
-    }
-    if session.claims.weight_gradients:
-        gradients = session.weight_gradients(session.built(problem), problem.weights)
-        found |= {name: x.tensor for name, x in gradients.items() if name[2:] in ("q", "k")}
-    assume(bool(found), "all inputs are one tensor, and the gradients of weights are not reported")
-    without = session.expected_gradients(problem, upstream)
-    shows = any(_stand_apart(expected[name], without[name]) for name in found)
-    assume(shows, "rounding, as it is declared, may hide whether the gradients dropped anything")
-    for name, gradient in found.items():
-        result = session.unscripted(
-            torch.zeros(()) if gradient is None else gradient, f"{name}.grad"
-        )
-        expect_close(
-            result,
-            expected[name],
-            because="the gradient of the weights that were kept, with p = 0.5",
-        )
-
-
-def _stand_apart(one: Ball, other: Ball) -> bool:
-    """Return whether two bounds, each twice as wide, exclude one another somewhere."""
-    return bool(((one.mid - other.mid).abs() > 2 * (one.rad + other.rad)).any())
-
-
-def _forward_and_backward(session: Session, problem: Problem, upstream: Tensor) -> Tensor:
-    """Return the output of a call with the seed of the case, after its backward pass."""
-    session.built(problem)  # now, since a construction may draw random numbers
-    with torch.random.fork_rng():
-        torch.manual_seed(session.case.seed)
-        output = session.forward(problem)
-    with guarded("backward()"):
-        differentiate(output, upstream)
-    return output
-
-
-def _slack(session: Session, problem: Problem) -> Tensor:
-    """Return how far a weight may be off in either direction, (B, H, L, S).
-
-    In each direction a dropped or doubled weight carries its own error and that of the sums that it
-    enters.
-    """
-    units, weights = (
-        units_of(problem.query.dtype, session.claims.rounding),
-        session.expected(problem).weights,
-    )
-    terms = problem.query.shape[1] + problem.key.shape[1] + 2 * problem.config.d_model + 8
-    return 2 * (weights.rad + (units.products(terms) + 4 * units.store) * weights.size)
-
-
-def _magnitudes(case: Case, *tensors: Tensor) -> list[Tensor]:
-    """Return the absolute values of tensors (B, length, D) by heads, (B, H, length, d_k)."""
-    heads = case.n_heads, case.head_dim
-    return [x.detach().double().abs().unflatten(-1, heads).transpose(1, 2) for x in tensors]
-
-
-def _expect_dropped_contexts(
-    session: Session, problem: Problem, output: Ball, upstream: Tensor
-) -> None:
-    """The gradient of W_o is that of contexts after dropout: the outputs, as W_o is the identity.
-
-    output: (B, L, D), with the error of contexts that are computed again.
-    """
-    units = units_of(problem.query.dtype, session.claims.rounding)
-    arrived, items = upstream.double().flatten(0, 1), len(upstream)
-    contexts, error = output.mid.flatten(0, 1), output.rad.flatten(0, 1)
-    # A pass for each item may be stored; output and context may each be rounded once more.
-    relative = units.products(len(contexts) + items) + (items + 3) * units.store
-    reach = arrived.mT.abs() @ (error + relative * (contexts.abs() + error))
-    reach += len(contexts) * (units.flush + units.subnormal)
-    gradient = session.weight_gradients(session.built(problem), problem.weights)["w_o"]
-    expect_close(
-        gradient,
-        Ball(arrived.mT @ contexts, reach),
-        because="upstream.T @ output, as W_o is the identity",
-    )
+    expect_gradients_of_kept_weights(session, case)

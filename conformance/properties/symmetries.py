@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, MOST_VALUES, Domain
@@ -14,14 +14,20 @@ from mha.conformance.cases.transforms import item, passing_heads, select_keys, z
 from mha.conformance.harness.assertions import assume, expect_agree, expect_close, expect_unchanged
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.exact_results import (
+    expect_exact,
+    factor_for_scale,
+    is_exact,
+    of_heads,
+    with_identity,
+)
 from mha.conformance.properties.support.shared_assertions import (
     another_order,
     assume_unquantised,
     refuses,
 )
 from mha.spec import Problem
-from mha.spec.bounds import Ball, units_of
-from mha.spec.dtypes import TRAITS
+from mha.spec.bounds import Ball
 
 CROSS = ("cross",)
 NO_PREFIX = "masks allow the first keys, and the order of the keys changes"
@@ -36,7 +42,7 @@ def other_items_have_no_influence(session: Session, case: Case) -> None:
     others = torch.arange(case.B) != own
     generator = case.generator
 
-    def with_other_items(x: torch.Tensor) -> torch.Tensor:
+    def with_other_items(x: Tensor) -> Tensor:
         fresh = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
         return torch.where(others.to(x.device).view(-1, 1, 1), fresh, x)
 
@@ -68,17 +74,14 @@ def permuted_queries_permute_outputs(session: Session, case: Case) -> None:
     """Permuting the queries, in self-attention keys and values too, permutes the outputs."""
     problem = case.problem()
     order = another_order(case.L, case.generator)
-    mask = (
-        problem.mask
-        if problem.mask is None or problem.mask.shape[2] == 1
-        else problem.mask[:, :, order]
-    )
-    permuted = problem.map_inputs(lambda x: x[:, order] if x is problem.query else x).change(
-        mask=mask
-    )
-    if problem.key is problem.query:
-        assume(mask is None or not session.claims.prefix_masks, NO_PREFIX)
-        permuted = permuted.change(mask=None if mask is None else mask[..., order])
+    mask = problem.mask
+    if mask is not None and mask.shape[2] > 1:
+        mask = mask[:, :, order]
+    if mask is not None and problem.key is problem.query:
+        assume(not session.claims.prefix_masks, NO_PREFIX)
+        mask = mask[..., order]
+    permuted = problem.map_inputs(lambda x: x[:, order] if x is problem.query else x)
+    permuted = permuted.change(mask=mask)
     output, expected = session(permuted).output, session(problem).output[:, order]
     bound = session.bound_of(permuted)
     expect_agree(output, expected, bound, because="the outputs of the queries in the new order")
@@ -88,9 +91,7 @@ def permuted_queries_permute_outputs(session: Session, case: Case) -> None:
 def order_of_keys_does_not_matter(session: Session, case: Case) -> None:
     """Permuting keys, values and mask together changes nothing."""
     problem = case.problem()
-    if (
-        problem.is_self
-    ):  # the last query stays in its place, and the others take the place of one another
+    if problem.is_self:  # the last query stays in its place, and the others change theirs
         assume(case.S > 2, "there is one key besides the last")
         order = torch.cat([another_order(case.S - 1, case.generator), torch.tensor([case.S - 1])])
     else:
@@ -101,7 +102,7 @@ def order_of_keys_does_not_matter(session: Session, case: Case) -> None:
     )
 
 
-def _with_keys(problem: Problem, keys: torch.Tensor) -> Problem:
+def _with_keys(problem: Problem, keys: Tensor) -> Problem:
     """Select keys and values by index, with their columns of the mask; its rows where shared."""
     mask = None if problem.mask is None else problem.mask[..., keys]
     if mask is not None and mask.shape[2] > 1 and problem.is_self:
@@ -122,20 +123,17 @@ def _expect_same_where_all_is_seen(
     if problem.is_self:
         rows = [-1]
     elif problem.is_causal:
-        seen = [
-            each.change(mask=None).allowed(session.claims.alignment)[0, 0].all(-1)
-            for each in (problem, changed)
-        ]
-        rows = (seen[0] & seen[1]).nonzero().flatten().tolist()
+        see_all = _see_every_key(session, problem) & _see_every_key(session, changed)
+        rows = see_all.nonzero().flatten().tolist()
         assume(bool(rows), "the causal flag hides a key from every query")
     output, expected = session(changed).output[:, rows], session(problem).output[:, rows]
     bounds = (session.bound_of(each, (slice(None), rows)) for each in (changed, problem))
     expect_agree(output, expected, *bounds, because=because)
 
 
-def _with_linear_values(problem: Problem) -> Problem:
-    """Make the biases of value and output zero, so that the value path is linear."""
-    return zeroed(problem, "b_v", "b_o")
+def _see_every_key(session: Session, problem: Problem) -> Tensor:
+    """Return which queries see every key by the causal flag, boolean (L,)."""
+    return problem.change(mask=None).allowed(session.claims.alignment)[0, 0].all(-1)
 
 
 @property_of(
@@ -144,18 +142,14 @@ def _with_linear_values(problem: Problem) -> Problem:
 )
 def outputs_are_linear_in_the_values(session: Session, case: Case) -> None:
     """Adding two sets of values adds their outputs, once the value path has no bias."""
-    first = _with_linear_values(case.problem())
+    first = zeroed(case.problem(), "b_v", "b_o")  # biases are added once, not twice
+    # Where the value is another input too, two sets of projections are added instead.
+    is_shared = first.value is first.query or first.value is first.key
+    name, like = ("w_v", first.weights.w_v) if is_shared else ("value", first.value)
     # Halves of small integers: their sum is exact in every dtype, so only attention rounds.
-    drawn = torch.randint(-8, 9, (2, *first.value.shape), generator=case.generator) / 2
-    values = drawn.to(first.value)
-    parts = [first.change(value=value) for value in (values[0], values[1], values[0] + values[1])]
-    if first.value is first.query or first.value is first.key:  # the same of the projection instead
-        drawn = torch.randint(-8, 9, (2, *first.weights.w_v.shape), generator=case.generator) / 2
-        projections = drawn.to(first.weights.w_v)
-        parts = [
-            first.change(w_v=w_v)
-            for w_v in (projections[0], projections[1], projections[0] + projections[1])
-        ]
+    drawn = torch.randint(-8, 9, (2, *like.shape), generator=case.generator) / 2
+    halves = drawn.to(like)
+    parts = [first.change(**{name: x}) for x in (halves[0], halves[1], halves[0] + halves[1])]
     one, other, both = (session(part).output for part in parts)
     reach = sum(session.expected(part).output.rad for part in parts)
     expected = Ball(one.tensor.double() + other.tensor.double(), torch.as_tensor(reach))
@@ -260,17 +254,12 @@ def inputs_may_lie_in_one_another(session: Session, case: Case) -> None:
     assume(
         len(widths) == 1, "keys have another width than queries, as there are fewer heads of them"
     )
-    part = (
-        {
-            "query": (
-                problem.key[:, :1].expand(-1, case.L, -1)
-                if case.seed % 2 or case.L == case.S
-                else problem.key[:, : case.L]
-            )
-        }
-        if case.L <= case.S
-        else dict.fromkeys(("key", "value"), problem.query[:, : case.S])
-    )
+    if case.L > case.S:
+        part = dict.fromkeys(("key", "value"), problem.query[:, : case.S])
+    elif case.seed % 2 or case.L == case.S:  # each query is the first key
+        part = {"query": problem.key[:, :1].expand(-1, case.L, -1)}
+    else:
+        part = {"query": problem.key[:, : case.L]}
     problem = problem.change(**part)
     output, expected = session(problem).output, session.expected(problem).output
     expect_close(
@@ -306,43 +295,23 @@ def each_input_has_its_own_projection(session: Session, case: Case) -> None:
     expect_close(actual, expected, because=f"the result with {one} and {other} swapped")
 
 
-def _with_identity(problem: Problem, *roles: str) -> Problem:
-    """Make these projections the identity, without bias, and the output the heads' contexts.
-
-    A key or value that all heads share gets the first columns; see `_of_heads`.
-    """
-    named = dict(problem.weights.named())
-    eyes = {f"w_{role}": torch.eye(*named[f"w_{role}"].shape).to(problem.query) for role in roles}
-    biases = {name: named[name] * 0 for role in roles if (name := f"b_{role}") in named}
-    return passing_heads(problem).change(**eyes, **biases)
-
-
-def _of_heads(problem: Problem, values: torch.Tensor) -> torch.Tensor:
-    """Return values (..., D) as the heads have them, where their projection is the identity."""
-    shared = values[..., : len(problem.weights.w_v)]
-    return torch.cat([shared] * (problem.config.n_heads // problem.config.kv_heads), -1)
-
-
 INTEGER_VALUES = Domain(values=("integers",), inputs=CROSS, layouts=DENSE)
 
 
 @property_of("EQV-5", replace(INTEGER_VALUES, min_S=2), must_reject=("lopsided",), number=2)
 def zero_queries_over_a_power_of_two_of_keys_are_exact(session: Session, case: Case) -> None:
     """The mean of a power of two of small integers comes without rounding."""
-    problem = _with_identity(case.problem(), "v")
+    problem = with_identity(case.problem(), "v")
     count = 1 << min(case.S.bit_length() - 1, 5)
     problem = select_keys(problem, torch.arange(count))
     problem = zeroed(problem, "w_q", "b_q")
     allowed = problem.allowed(session.claims.alignment)[0, 0]
     keys = allowed.sum(-1)
     rows = torch.isin(keys, 2 ** torch.arange(6, device=keys.device)).nonzero().flatten()
-    mean = (
-        allowed.double()
-        @ _of_heads(problem, problem.value.double())
-        / keys.clamp(min=1).unsqueeze(-1)
-    )
+    sums = allowed.double() @ of_heads(problem, problem.value.double())
+    mean = sums / keys.clamp(min=1).unsqueeze(-1)
     because = f"the mean of {count} small integers, or fewer, is a number of this dtype"
-    _expect_exact(session, problem, mean[:, rows].to(problem.query), because, rows)
+    expect_exact(session, problem, mean[:, rows].to(problem.query), because, rows)
 
 
 @property_of(
@@ -355,62 +324,17 @@ def zero_queries_over_a_power_of_two_of_keys_are_exact(session: Session, case: C
 def a_key_that_wins_by_far_gives_its_value_exactly(session: Session, case: Case) -> None:
     """A key whose score is far above all others gives its value without rounding."""
     assume_unquantised(session)
-    problem = _with_identity(case.problem(), "q", "k", "v")
+    problem = with_identity(case.problem(), "q", "k", "v")
     winner = torch.randint(case.S, (case.B,), generator=case.generator)
     chosen = (torch.arange(case.S) == winner.unsqueeze(1)).unsqueeze(-1).to(problem.key)
     # Scores of 1024 or more, and of 0: their exponentials differ by more than float64 can hold.
     # Where results need not be exact, the scores are smaller: the bound grows with them, and in
     # half precision would soon be of no use.
-    far = 32 if _is_exact(session) else 4
-    factor = _factor_for_scale(session, case)
+    far = 32 if is_exact(session) else 4
+    factor = factor_for_scale(session, case)
     problem = problem.change(
         query=problem.query * 0 + far * factor, key=problem.key * 0 + far * chosen
     )
-    exact = (
-        _of_heads(problem, problem.value[torch.arange(case.B), winner])
-        .unsqueeze(1)
-        .expand(-1, case.L, -1)
-    )
-    _expect_exact(session, problem, exact, "the weights of all other keys vanish beside its own")
-
-
-def _factor_for_scale(session: Session, case: Case) -> float:
-    """Return the signed power of two that undoes a claimed scale, up to 1/sqrt(d_k)."""
-    scale, usual = session.claims.scale_for(case.head_dim), case.head_dim**-0.5
-    assume(scale != 0, "the scale that is claimed is 0, so all scores are")
-    factor = 2.0 ** math.ceil(math.log2(usual / abs(scale)))
-    fits = factor <= 2 or not TRAITS[case.dtype].narrow
-    assume(
-        fits,
-        f"with the scale {scale}, scores that are large enough overflow before they are scaled",
-    )
-    return math.copysign(factor, scale)
-
-
-def _is_exact(session: Session) -> bool:
-    """Return whether results that need no rounding must be exact."""
-    rounding = session.claims.rounding
-    return not (session.claims.retiles or rounding.log_normaliser or rounding.heads_stored)
-
-
-def _expect_exact(
-    session: Session,
-    problem: Problem,
-    exact: torch.Tensor,
-    because: str,
-    rows: torch.Tensor | slice = slice(None),
-) -> None:
-    """Some rows are exact where nothing needs rounding; within the bound where it is declared.
-
-    exact: (B, number of rows, D).
-    """
-    output = session(problem).output[:, rows]
-    if _is_exact(session):
-        # An exponential may give the smallest normal number for 0.
-        least = (
-            units_of(exact.dtype).flush * problem.key.shape[1] * problem.value.double().abs().max()
-        )
-        expected = Ball(exact.double(), torch.full_like(exact, float(least), dtype=torch.float64))
-        expect_close(output, expected, because=f"{because}, so nothing is rounded")
-    else:
-        expect_close(output, session.expected(problem).output[:, rows], because=because)
+    won = of_heads(problem, problem.value[torch.arange(case.B), winner])
+    exact = won.unsqueeze(1).expand(-1, case.L, -1)
+    expect_exact(session, problem, exact, "the weights of all other keys vanish beside its own")

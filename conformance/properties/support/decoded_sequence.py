@@ -56,7 +56,7 @@ class DecodedSequence:
         return self.decode([x[:, start:end] for x in self.inputs])
 
     def decode_ragged(self, generator: torch.Generator) -> Tensor:
-        """Let items advance at paces of their own, with any inputs in between; return the outputs."""
+        """Let items advance at paces of their own, any inputs in between; return all outputs."""
         items, length = self.problem.query.shape[:2]
         decoded, done = torch.zeros_like(self.problem.query), torch.zeros(items, dtype=torch.long)
         pace = 0.8 / (1 + torch.randperm(items, generator=generator) % PACES)
