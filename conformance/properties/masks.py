@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from mha.conformance.harness.assertions import (
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.mask_entries import expect_entry_of_its_own_row
 from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
     assume_unquantised,
@@ -39,7 +39,7 @@ from mha.conformance.properties.support.shared_assertions import (
     weights_of,
 )
 from mha.conformance.properties.support.unread_keys import expect_unread
-from mha.spec import Claims, Problem
+from mha.spec import Problem
 
 NOTHING_HIDDEN = "no key is masked"
 
@@ -151,10 +151,6 @@ def broadcast_mask_equals_expanded(session: Session, case: Case) -> None:
     mask = problem.mask
     assert mask is not None
     expanded = as_wide_as_claimed(mask, problem, session.claims)
-    axes = [axis for axis in range(3) if expanded.shape[axis] > mask.shape[axis]]
-    chosen = case.seed % max(1, 2 ** len(axes) - 2) + 1  # neither none of them nor all
-    sizes = [expanded.shape[axis] if chosen >> place & 1 else 1 for place, axis in enumerate(axes)]
-    some = mask.expand(*(dict(zip(axes, sizes, strict=True)).get(axis, -1) for axis in range(4)))
     base, bound = session(problem).output, session.bound_of(problem)
 
     def result_for(same: Tensor) -> RecordedTensor:
@@ -165,7 +161,7 @@ def broadcast_mask_equals_expanded(session: Session, case: Case) -> None:
     contiguous = result_for(expanded.contiguous())
     forms = {
         "and contiguous": contiguous,
-        "along some axes": result_for(some),
+        "along some axes": result_for(_expanded_along_some_axes(mask, expanded, case.seed)),
         # `torch.where` lays out scores as its mask, and so a sum may be in another order.
         "with keys before queries in memory": result_for(expanded.mT.contiguous().mT),
     }
@@ -179,6 +175,20 @@ def broadcast_mask_equals_expanded(session: Session, case: Case) -> None:
     for form, same in layouts.items():
         because = f"the result for the same mask, here expanded {form} instead of contiguous"
         expect_unchanged(session, result_for(same), contiguous, bound=bound, because=because)
+
+
+def _expanded_along_some_axes(mask: Tensor, expanded: Tensor, seed: int) -> Tensor:
+    """Return a mask expanded along some axes: at least one, and not all if there are several.
+
+    seed: its bits say which of the axes.
+    """
+    axes = [axis for axis in range(3) if expanded.shape[axis] > mask.shape[axis]]
+    chosen = seed % max(1, 2 ** len(axes) - 2) + 1
+    sizes = list(mask.shape)
+    for place, axis in enumerate(axes):
+        if chosen >> place & 1:
+            sizes[axis] = expanded.shape[axis]
+    return mask.expand(sizes)
 
 
 @property_of(
@@ -196,11 +206,9 @@ def mask_of_fewer_dimensions_is_broadcast(session: Session, case: Case) -> None:
         forms.append(mask[0, 0])
     if mask.shape[1:3] == (1, 1):
         forms.append(mask[0, 0, 0])
-    forms = [form for form in forms if form.ndim in session.claims.mask_ranks]
-    assume(
-        bool(forms),
-        f"needs the claim mask_ranks of less than 4, not {set(session.claims.mask_ranks)}",
-    )
+    ranks = session.claims.mask_ranks
+    forms = [form for form in forms if form.ndim in ranks]
+    assume(bool(forms), f"needs the claim mask_ranks of less than 4, not {set(ranks)}")
     base, bound = session(problem).output, session.bound_of(problem)
     for form in forms:
         output = session(problem.change(mask=form)).output
@@ -217,93 +225,7 @@ def mask_of_fewer_dimensions_is_broadcast(session: Session, case: Case) -> None:
 )
 def mask_entry_affects_only_its_own_row(session: Session, case: Case) -> None:
     """Mask entries differ per item, query and head, and each affects only its own row."""
-    problem = case.problem()
-    assert problem.mask is not None
-    assume(bool({*"BL"} & {*case.mask_axes}), "all queries share one mask")
-    axes = f"{case.mask_axes}S"
-    sizes = tuple(
-        size if axis in axes else 1 for axis, size in zip("BHLS", problem.shape, strict=True)
-    )
-    shape = (sizes[0], 1 if case.mask == "items" else sizes[1], *sizes[2:])
-    mask = problem.mask.expand(shape).clone()
-    if case.seed % 2 and shape[0] > 1:  # the first item may be the longest
-        mask[0] = mask.dtype == torch.bool
-    entry = _removable_entry(session, problem.change(mask=mask), case.generator)
-    before, after = problem.change(mask=mask), problem.change(mask=_cut(mask, entry))
-    if not bool(_must_change(session, before, after).any()):
-        mask = _with_two_keys(mask, entry, session.claims)
-        before, after = problem.change(mask=mask), problem.change(mask=_cut(mask, entry))
-    base, output = session(before).output, session(after).output
-    expected_after = session.expected(after).output
-    item, head, row, key = entry
-    own = torch.zeros(case.B, case.L, dtype=torch.bool)
-    own[item if shape[0] > 1 else slice(None), row if shape[2] > 1 else slice(None)] = True
-    because = f"only the mask entry {entry} changed, and it belongs to another query"
-    for other in range(case.B):
-        rows = (~own[other]).nonzero().flatten().tolist()
-        if rows:
-            bound = partial(expected_after.__getitem__, (other, rows))
-            expect_unchanged(
-                session, output[other, rows], base[other, rows], bound=bound, because=because
-            )
-    must_change = _must_change(session, before, after) & own.unsqueeze(-1).to(case.device)
-    unchanged = (must_change & (output.tensor == base.tensor)).nonzero()
-    if len(unchanged):
-        place = tuple(unchanged[0].tolist())
-        message = (
-            f"{output[place].code} did not change when key {key} was masked for it in head {head}"
-        )
-        expect(False, message, f"assert {output[place].code} != {base[place].code}")
-
-
-def _must_change(session: Session, before: Problem, after: Problem) -> Tensor:
-    """Return where the outputs of two problems must differ, boolean (B, L, D)."""
-    one, other = session.expected(before).output, session.expected(after).output
-    return (one.mid - other.mid).abs() > one.rad + other.rad
-
-
-def _cut(mask: Tensor, entry: tuple[int, ...]) -> Tensor:
-    """Return a mask without an entry."""
-    cut = mask.clone()
-    cut[entry] = False if mask.dtype == torch.bool else -math.inf
-    return cut
-
-
-def _with_two_keys(mask: Tensor, entry: tuple[int, ...], claims: Claims) -> Tensor:
-    """Return a mask that allows two keys in the row of an entry: its own and the first one.
-
-    Rounding cannot hide what one of two keys adds. Rows that share the entry, and are causal, have
-    the first key too.
-    """
-    row, thinned = mask[entry[:-1]], mask.clone()
-    first = int((row if mask.dtype == torch.bool else row > -math.inf).nonzero()[0])
-    if first == entry[-1] or claims.prefix_masks:
-        return mask
-    thinned[entry[:-1]] = False if mask.dtype == torch.bool else -math.inf
-    for key in (first, entry[-1]):
-        thinned[(*entry[:-1], key)] = row[key]
-    return thinned
-
-
-def _removable_entry(
-    session: Session, problem: Problem, generator: torch.Generator
-) -> tuple[int, ...]:
-    """Return an entry that allows a key, in a mask whose rows all allow another one too."""
-    assert problem.mask is not None
-    allowed = problem.allowed(session.claims.alignment)
-    removable = problem.mask if problem.mask.dtype == torch.bool else problem.mask == 0
-    # Of rows that share the entry, one may have no other key.
-    last = (allowed & (allowed.sum(-1, keepdim=True) == 1)).double().sum_to_size(
-        problem.mask.shape
-    ) > 0
-    used = allowed.double().sum_to_size(problem.mask.shape) > 0
-    if session.claims.prefix_masks:  # only the last of its row
-        removable = removable & ~torch.cat(
-            [removable[..., 1:], torch.zeros_like(removable[..., :1])], -1
-        )
-    places = (removable & used & ~last).nonzero()
-    assume(len(places) > 0, "every row has only one allowed key")
-    return tuple(places[int(torch.randint(len(places), (1,), generator=generator))].tolist())
+    expect_entry_of_its_own_row(session, case)
 
 
 @property_of(
@@ -314,7 +236,8 @@ def every_position_can_be_masked(session: Session, case: Case) -> None:
     problem = case.problem()
     keys = problem.key.shape[1]
     positions = {0, keys - 1, *torch.randint(keys, (2,), generator=case.generator).tolist()}
-    positions = {keys - 1} if session.claims.prefix_masks else positions
+    if session.claims.prefix_masks:
+        positions = {keys - 1}
     for position in sorted(positions):
         hidden = torch.arange(keys, device=problem.query.device) == position
         masked = as_claimed(session.claims, problem, ~hidden.view(1, 1, 1, keys))
@@ -390,7 +313,8 @@ def _expect_shown(session: Session, problem: Problem, key: int, rows: dict[str, 
     place = place.expand(len(problem.key), -1)
     for name, tensor in problem.distinct(tuple(rows)).items():
         # An infinite key may have a score of -infinity, and so no weight.
-        for number in (math.nan, math.inf, -math.inf) if name == "value" else (math.nan,):
+        numbers = (math.nan, math.inf, -math.inf) if name == "value" else (math.nan,)
+        for number in numbers:
             output = session(_filled(problem, tensor, place, number)).output
             hidden = (rows[name] & output.tensor.isfinite().all(-1)).nonzero()
             if len(hidden):
