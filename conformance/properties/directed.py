@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_MODES, BOTH, DENSE, HALF, INPUTS, Domain
 from mha.conformance.cases.mask_kinds import FEW
 from mha.conformance.cases.transforms import item
-from mha.conformance.harness.assertions import assume, expect
-from mha.conformance.harness.oracle_answers import kept
-from mha.conformance.harness.recording import BuildStep, CallStep, RecordedTensor
+from mha.conformance.harness.assertions import assume
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.support.directed_script import assertion_of, percent
-from mha.conformance.properties.support.directions import Direction, directions
-from mha.conformance.properties.support.shared_assertions import refuses
-from mha.spec import Claims, Problem
-from mha.spec.directed import Allowance, allowance, allowances
-from mha.spec.rounding_graph import rounding_graph
+from mha.conformance.properties.support.directed_errors import (
+    assume_modelled,
+    expect_errors_of_rounding,
+    expect_rounding_alone,
+)
 
 # Values that spread over many units in the last place, and so many rows and heads that a defect of
 # 1% outweighs rounding; see `mha.spec.directed` for the model.
@@ -71,10 +65,6 @@ LONG_ROWS, LONG_KEYS, LONG_SELF = 33, 4096, 1024
 # Items with two keys each, whose row sums are near 1, so that what is added to them shows from 0.1%
 # on in bfloat16.
 ITEMS_OF_TWO_KEYS = 1024
-# About how many directions a case has, as far as memory goes.
-MOST_DIRECTIONS = 12
-# Of queries; tiles of kernels have a multiple of it.
-TILE = 16
 
 
 @property_of(
@@ -132,9 +122,8 @@ def errors_of_many_small_calls_do_not_add_up_to_a_defect(session: Session, case:
     assume_modelled(session, case)
     problem = case.problem()
     outputs = [session(item(problem, index)).output.tensor for index in range(case.B)]
-    expect_errors_of_rounding(
-        session, case, problem, session.unscripted(torch.cat(outputs), "the output of single items")
-    )
+    output = session.unscripted(torch.cat(outputs), "the output of single items")
+    expect_errors_of_rounding(session, case, problem, output)
 
 
 @property_of(
@@ -177,247 +166,3 @@ def with_many_keys(case: Case, queries: int, keys: int) -> Case:
     if case.inputs == "cross":
         return replace(case, B=1, n_heads=4, head_dim=16, L=queries, S=keys)
     return replace(case, B=1, n_heads=1, head_dim=64, L=keys, S=keys)
-
-
-@dataclass(frozen=True, eq=False)
-class Tested:
-    """A direction, what rounding may do along it, and the projection of the error on it."""
-
-    direction: Direction
-    part: Allowance
-    projected: float
-
-    @property
-    def ratio(self) -> float:
-        """The error over what rounding explains."""
-        return abs(self.projected) / self.part.threshold
-
-    @property
-    def explained(self) -> float:
-        """The share of the defect that rounding explains."""
-        return self.part.threshold / self.part.size
-
-    @property
-    def text(self) -> str:
-        """What the results are as if, with {} for how much."""
-        return self.direction.more if self.projected > 0 else self.direction.less
-
-
-def expect_explained(
-    code: str,
-    tested: Sequence[Tested],
-    place: Callable[[Tested], str] = lambda _: "",
-    assertion: Callable[[Tested], Sequence[str]] = lambda _: (),
-) -> float:
-    """Expect rounding to explain the error along each direction; return the largest ratio.
-
-    code: the results, as in "output_1 is". place: says where a defect is, as in " in head 0", or
-    "". assertion: the lines of a script that show it.
-    """
-    informative = [test for test in tested if test.part.is_informative]
-    assume(bool(informative), "rounding alone could hide each defect that is looked for")
-    ratio = max(test.ratio for test in informative)
-    if ratio > 1:
-        found = _explanation(informative)
-        expect(False, _message(code, found, place(found)), *assertion(found))
-    return ratio
-
-
-def assume_modelled(session: Session, case: Case) -> None:
-    """Discard a case to which the model of the directed tests does not apply."""
-    assume(
-        case.device == "cpu",
-        "a GPU may store partial sums in half precision, which the rounding graph does not have",
-    )
-    rounding = session.claims.rounding
-    assume(
-        not rounding.reductions,
-        "Rounding.reductions is declared, and the rounding graph has no partial sums",
-    )
-    assume(
-        rounding.accumulator != "float16",
-        "sums in float16 are declared, and the rounding graph has none",
-    )
-    dropped = rounding.mode == "toward_zero"
-    assume(
-        not dropped,
-        'the model is of rounding to nearest, and Rounding(mode="toward_zero") is declared',
-    )
-
-
-def expect_rounding_alone(
-    session: Session, case: Case, problem: Problem | None = None, mode: str = ""
-) -> None:
-    """Expect the error of the output along each direction to be one that rounding explains.
-
-    problem, mode: those of the case by default.
-    """
-    assume_modelled(session, case)
-    problem = problem or case.problem()
-    assume(not refuses(session, problem), "a row is empty, so that the call raises")
-    expect_errors_of_rounding(
-        session, case, problem, session(problem, mode=mode or case.mode).output
-    )
-
-
-def expect_errors_of_rounding(
-    session: Session,
-    case: Case,
-    problem: Problem,
-    output: RecordedTensor,
-    claims: Claims | None = None,
-) -> None:
-    """Expect rounding to explain the error of an output (B, L, D) along each direction.
-
-    claims: say how it rounds; those of the session by default.
-    """
-    known = Known(case, problem, claims or session.claims)
-    exact = exact_output(known)
-    finite = bool((output.tensor.isfinite() | ~exact.known).all())
-    expect(finite, f"{output.code} is not finite in a row that has keys")
-    error = (output.tensor.detach().double() - exact.output).masked_fill(~exact.known, 0.0)
-    tested = [
-        Tested(direction, part, float((error * direction.change["output"]).sum()))
-        for direction, part in exact.parts
-    ]
-    ratio = expect_explained(
-        f"{output.code} is",
-        tested,
-        lambda found: _place(known, error, found),
-        lambda found: _assertion(session, found),
-    )
-    output.note_margin(ratio)
-
-
-@dataclass(frozen=True, eq=False)
-class Known:
-    """A problem, and what its directions and allowances depend on besides."""
-
-    case: Case
-    problem: Problem
-    claims: Claims
-
-
-@dataclass(frozen=True, eq=False)
-class ExactOutput:
-    """The exact output, its known rows, and the directions with their allowances."""
-
-    output: Tensor
-    known: Tensor
-    parts: Sequence[tuple[Direction, Allowance]]
-
-
-def exact_output(known: Known) -> ExactOutput:
-    """Solve a problem, and bound what rounding may do to its output along each direction."""
-
-    def solve() -> ExactOutput:
-        graph = rounding_graph(known.problem, known.claims)
-        found = list(directions(graph, known.case))
-        parts = zip(
-            found, allowances(graph, [each.change["output"] for each in found]), strict=True
-        )
-        return ExactOutput(graph.output, graph.known, list(parts))
-
-    size = 2 * MOST_DIRECTIONS * known.problem.query.numel()  # of outputs, and of contexts
-    return kept.answer(known.problem, ("directed", known.claims, known.case), size, solve)
-
-
-def _assertion(session: Session, found: Tested) -> list[str]:
-    """Return the lines of a script that fail by the last call; none without a formula for it."""
-    if not session.scripted:
-        return []
-    last, formula = last_call(session), found.direction.formula
-    # A script names tensors by the first call that has them.
-    first = next(
-        step
-        for step in session.steps
-        if isinstance(step, CallStep) and step.problem is last.problem
-    )
-    return assertion_of(
-        replace(first, build=last.build),
-        last.number,
-        session.claims,
-        formula,
-        found.text,
-        found.explained,
-    )
-
-
-def last_call(session: Session) -> CallStep:
-    """Return the last call of a session, with the first build that has its weights.
-
-    A script names weights by that one.
-    """
-    call = session.steps[-1]
-    assert isinstance(call, CallStep)
-    builds = (step for step in session.steps if isinstance(step, BuildStep))
-    return replace(
-        call, build=next(step.number for step in builds if step.weights is call.problem.weights)
-    )
-
-
-def _place(known: Known, error: Tensor, found: Tested) -> str:
-    """Return in words the only item, head and tile of queries that explain the error, or ""."""
-    contexts, places = found.direction.contexts, list[str]()
-    if contexts is None:
-        return ""
-    # <error, W_o c> = <W_o^T error, c> for contexts c
-    gradient = (error @ known.problem.weights.w_o.detach().double()).unflatten(
-        -1, (contexts.shape[1], -1)
-    )
-    products, graph = (
-        gradient.transpose(1, 2) * contexts,
-        cache(lambda: rounding_graph(known.problem, known.claims)),
-    )
-
-    def explains(dim: int, part: tuple[int, int]) -> bool:
-        """Return whether rounding explains the error without a part of it, and not the part."""
-        projected, only = float(products.narrow(dim, *part).sum()), torch.zeros_like(contexts)
-        if abs(found.projected - projected) > found.part.threshold:
-            return False
-        only.narrow(dim, *part).copy_(contexts.narrow(dim, *part))
-        return abs(projected) > allowance(graph(), graph().output_of(only)).threshold
-
-    for dim, parts in enumerate(_parts(contexts)):
-        largest = sorted(
-            parts, key=lambda name: -abs(float(products.narrow(dim, *parts[name]).sum()))
-        )[:2]
-        if len(parts) > 1 and [explains(dim, parts[name]) for name in largest] == [True, False]:
-            places.append(largest[0])
-    return f" in {', '.join(places)}" if places else ""
-
-
-def _parts(contexts: Tensor) -> list[dict[str, tuple[int, int]]]:
-    """Return start and length of parts of contexts (B, H, L, d_k), by name, for each dimension."""
-    items, heads, rows, _ = contexts.shape
-    tiles = {start: min(TILE, rows - start) for start in range(0, rows, TILE)}
-    return [
-        {f"item {item}": (item, 1) for item in range(items)},
-        {f"head {head}": (head, 1) for head in range(heads)},
-        {
-            f"queries {start} to {start + length - 1}": (start, length)
-            for start, length in tiles.items()
-        },
-    ]
-
-
-def _explanation(tested: Sequence[Tested]) -> Tested:
-    """Return the first direction that explains all others; else the one with the largest ratio."""
-    for one in (test for test in tested if test.ratio > 1):
-        share = one.projected / one.part.size
-        left = [test.projected - share * test.direction.times(one.direction) for test in tested]
-        if all(abs(rest) <= test.part.threshold for rest, test in zip(left, tested, strict=True)):
-            return one
-    return max(tested, key=lambda test: test.ratio)
-
-
-def _message(code: str, found: Tested, place: str) -> str:
-    """Return how much of which defect there is, with its interval."""
-    share, least, most = found.part.share(found.projected)
-    if share < 0:
-        share, least, most = -share, -most, -least
-    size = f"{percent(share)} ({percent(least)} to {percent(most)})"
-    return (
-        f"{code} as if {found.text.format(size)}{place}; rounding explains"
-        f" {percent(found.explained)} at most"
-    )

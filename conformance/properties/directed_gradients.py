@@ -18,15 +18,17 @@ from mha.conformance.properties.directed import (
     ITEMS_OF_TWO_KEYS,
     MANY_ITEMS,
     MANY_ROWS,
-    MOST_DIRECTIONS,
     PLAIN_ROWS,
+)
+from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.directed_errors import (
+    MOST_DIRECTIONS,
     Known,
     Tested,
     assume_modelled,
     expect_explained,
     last_call,
 )
-from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.support.directed_script import (
     BACKWARD_SCALE,
     D_SCORE,
@@ -52,7 +54,6 @@ from mha.spec.problem import INPUTS
 # How the gradients move, by name, in words for more and for less of it, and as a formula.
 Change = tuple[dict[str, Tensor], str, str, tuple[str, ...]]
 
-
 # Queries and keys of a case with several blocks of 512 in each direction.
 LONG_ROWS, LONG_KEYS = 640, 520
 GRADIENT_ROWS = replace(
@@ -60,6 +61,8 @@ GRADIENT_ROWS = replace(
     modes=WITH_GRADIENT,
     sizes={"n_heads": (4, 8), "head_dim": (32, 16, 64), "B": (4,), "L": (65, 33), "S": (65, 33)},
 )
+# Those of cases whose sizes the property itself gives them.
+PLAIN_GRADIENT_ROWS = replace(PLAIN_ROWS, modes=WITH_GRADIENT)
 
 
 @property_of(
@@ -77,7 +80,7 @@ def errors_of_gradients_do_not_add_up_to_a_defect(session: Session, case: Case) 
 
 @property_of(
     "GRD-8",
-    replace(PLAIN_ROWS, modes=WITH_GRADIENT),
+    PLAIN_GRADIENT_ROWS,
     needs="gradients",
     requires="HED-1",
     must_reject=("unscaled", "detached"),
@@ -89,14 +92,13 @@ def errors_of_gradients_for_many_keys_do_not_add_up_to_a_defect(
 ) -> None:
     """This holds for several blocks of 512 keys and of 512 queries."""
     keys = LONG_KEYS if case.inputs == "cross" else LONG_ROWS
-    expect_gradients_by_rounding_alone(
-        session, replace(case, B=1, n_heads=1, head_dim=32, L=LONG_ROWS, S=keys)
-    )
+    long = replace(case, B=1, n_heads=1, head_dim=32, L=LONG_ROWS, S=keys)
+    expect_gradients_by_rounding_alone(session, long)
 
 
 @property_of(
     "GRD-8",
-    replace(PLAIN_ROWS, modes=WITH_GRADIENT),
+    PLAIN_GRADIENT_ROWS,
     needs="gradients",
     requires="HED-1",
     must_reject=("unscaled", "detached"),
@@ -107,14 +109,13 @@ def errors_of_gradients_in_a_large_batch_do_not_add_up_to_a_defect(
     session: Session, case: Case
 ) -> None:
     """This holds for 32 items."""
-    expect_gradients_by_rounding_alone(
-        session, replace(case, B=MANY_ITEMS, n_heads=4, head_dim=16, L=33, S=33)
-    )
+    large = replace(case, B=MANY_ITEMS, n_heads=4, head_dim=16, L=33, S=33)
+    expect_gradients_by_rounding_alone(session, large)
 
 
 @property_of(
     "GRD-8",
-    replace(PLAIN_ROWS, modes=WITH_GRADIENT),
+    PLAIN_GRADIENT_ROWS,
     needs="gradients",
     requires="HED-1",
     must_reject=("unscaled", "detached"),
@@ -154,14 +155,10 @@ def expect_gradient_errors_of_rounding(
     errors = {
         name: recorded[name].tensor.detach().double() - x for name, x in exact.gradients.items()
     }
-    tested = [
-        Tested(
-            direction,
-            part,
-            sum(float((errors[name] * w).sum()) for name, w in direction.change.items()),
-        )
-        for direction, part in exact.parts
-    ]
+    tested = []
+    for direction, part in exact.parts:
+        products = [float((errors[name] * w).sum()) for name, w in direction.change.items()]
+        tested.append(Tested(direction, part, sum(products)))
     codes = {name: recorded[name].code for name in errors}
     ratio = expect_explained(
         "the gradients are", tested, assertion=lambda one: _assertion(session, codes, one)
@@ -186,18 +183,20 @@ def exact_gradients(known: Known, names: tuple[str, ...]) -> ExactGradients:
         found = {name: graph.exact[name] for name in names if name in graph.exact}
         along = list(directions(graph, found, case))
         allowances = allowances_of_gradients(graph, [each.change for each in along])
-        # A direction needs no more digits than its allowance has, and many of them are kept.
-        kept_along = [
-            replace(each, change={name: w.float() for name, w in each.change.items()})
-            for each in along
-        ]
+        kept_along = [_in_single_precision(each) for each in along]
         return ExactGradients(found, list(zip(kept_along, allowances, strict=True)))
 
-    tensors = [*problem.distinct().values(), *(x for _, x in problem.weights.named())]
+    tensors = [*problem.distinct().values(), *dict(problem.weights.named()).values()]
     size = MOST_DIRECTIONS // 2 * sum(x.numel() for x in tensors)
     return kept.answer(
         problem, ("directed gradients", known.claims, case, names), size, differentiate
     )
+
+
+def _in_single_precision(direction: Direction) -> Direction:
+    """Return a direction in float32: it needs no more digits, and many of them are kept."""
+    change = {name: w.float() for name, w in direction.change.items()}
+    return replace(direction, change=change)
 
 
 def upstream_of(case: Case, problem: Problem) -> Tensor:
@@ -222,10 +221,9 @@ def directions(
         formula: tuple[str, ...] = (f"direction = {{{name!r}: exact[{name!r}]}}",)
         more = f"{text} {{}} too large"
         yield Direction({name: graph.exact[name]}, more, f"{text} {{}} too small", formula=formula)
-    for change, more, less, formula in _changes(graph):
-        yield Direction(
-            {name: change[name] for name in found if name in change}, more, less, formula=formula
-        )
+    for moved, more, less, formula in _changes(graph):
+        change = {name: moved[name] for name in found if name in moved}
+        yield Direction(change, more, less, formula=formula)
     drawn = {name: random_signs(graph.exact[name], case) for name in graph.problem.distinct()}
     more = "{} of gradients of random signs were added"
     yield Direction(

@@ -7,10 +7,11 @@ from dataclasses import replace
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import WITH_GRADIENT
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.directed import MANY_ROWS, expect_rounding_alone
+from mha.conformance.properties.directed import MANY_ROWS
 from mha.conformance.properties.directed_gradients import expect_gradients_by_rounding_alone
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.sharding import GRADIENT_DEFECTS, RANKS, divisible
+from mha.conformance.properties.support.directed_errors import expect_rounding_alone
 
 SHARDED_ROWS = replace(
     MANY_ROWS,

@@ -14,12 +14,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.transforms import with_dropout, with_extra
 from mha.conformance.harness.assertions import assume
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.directed import (
-    MANY_ROWS,
-    assume_modelled,
-    expect_errors_of_rounding,
-    expect_rounding_alone,
-)
+from mha.conformance.properties.directed import MANY_ROWS
 from mha.conformance.properties.directed_gradients import (
     GRADIENT_ROWS,
     expect_gradients_by_rounding_alone,
@@ -27,6 +22,11 @@ from mha.conformance.properties.directed_gradients import (
 from mha.conformance.properties.paths import call_with_extras
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.support.decoded_sequence import DecodedSequence
+from mha.conformance.properties.support.directed_errors import (
+    assume_modelled,
+    expect_errors_of_rounding,
+    expect_rounding_alone,
+)
 from mha.conformance.properties.support.domains import AUTOCAST, AUTOCAST_DTYPE
 
 # So many items that a scale 2% off shows for one query of each, too.
@@ -197,9 +197,8 @@ def errors_with_extras_do_not_add_up_to_a_defect(session: Session, case: Case) -
         # a second call.
         session.scripted = extra in ("bias_kv", "zero_key") and not session.steps
         problem = with_extra(case.problem(), case, extra)
-        expect_errors_of_rounding(
-            session, case, problem, call_with_extras(session, problem, (extra,))
-        )
+        output = call_with_extras(session, problem, (extra,))
+        expect_errors_of_rounding(session, case, problem, output)
 
 
 @property_of(
@@ -225,6 +224,5 @@ def errors_under_autocast_do_not_add_up_to_a_defect(session: Session, case: Case
     rounding = replace(
         session.claims.rounding, scores_stored=True, softmax_stored=True, scaling_roundings=2
     )
-    expect_errors_of_rounding(
-        session, case, low, output, replace(session.claims, rounding=rounding)
-    )
+    claims = replace(session.claims, rounding=rounding)
+    expect_errors_of_rounding(session, case, low, output, claims)

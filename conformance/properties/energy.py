@@ -15,10 +15,10 @@ from mha.conformance.properties.directed import (
     MANY_ITEMS,
     MANY_ROWS,
     PLAIN_ROWS,
-    assume_modelled,
     with_long_rows,
 )
 from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.directed_errors import assume_modelled
 from mha.spec import Claims, Problem
 from mha.spec.directed import LARGEST_DEVIATION
 from mha.spec.energy import explained_norm

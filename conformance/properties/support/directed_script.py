@@ -87,8 +87,9 @@ def assertion_of(
 ) -> list[str]:
     """Return the lines that fail as an output did; none where there is no formula.
 
-    call: the first one with its inputs. output: its number. text: what the output is as if, with {}
-        for how much.
+    call: the first one with its inputs.
+    output: its number.
+    text: what the output is as if, with {} for how much.
     explained: the share that rounding explains.
     """
     if not formula:
@@ -99,8 +100,7 @@ def assertion_of(
         *_exact(call, claims),
         "",
         "# What the defect would do to the output, and how much of that the error has.",
-        *formula,
-        *(["direction = join(change)"] if formula[-1].startswith("change") else []),
+        *_direction_of(formula),
         "direction = direction * allowed.any(-1).all(1).unsqueeze(-1)  # in rows that have keys",
         (
             f"share = ((output_{output}.detach().double() - exact) * direction).sum() /"
@@ -108,6 +108,13 @@ def assertion_of(
         ),
         *_share(f"output_{output} is", text, explained),
     ]
+
+
+def _direction_of(formula: Sequence[str]) -> list[str]:
+    """Return the lines up to the direction of an output, for a formula of it or of contexts."""
+    if formula[-1].startswith("change"):
+        return [*formula, "direction = join(change)"]
+    return [*formula]
 
 
 def gradient_assertion_of(
@@ -124,10 +131,12 @@ def gradient_assertion_of(
     """
     if not formula:
         return []
-    given = ", ".join(f"{name}_{call.number if name in INPUTS else call.build}" for name in found)
+    numbers = {name: call.number if name in INPUTS else call.build for name in found}
+    given = ", ".join(f"{name}_{number}" for name, number in numbers.items())
+    codes = ", ".join(f"{name!r}: {code}" for name, code in found.items())
     n_heads = call.problem.config.n_heads
     return [
-        f"found = {{{', '.join(f'{name!r}: {code}' for name, code in found.items())}}}",
+        f"found = {{{codes}}}",
         "",
         "# The same call in float64, and its gradients.",
         f"{given} = leaves = [x.detach().double().requires_grad_() for x in ({given})]",
@@ -143,12 +152,7 @@ def gradient_assertion_of(
         "d_s = p * (d_p - d)",
         "",
         "# What the defect would do to the gradients, and how much of that their errors have.",
-        *formula,
-        *(
-            []
-            if formula[-1].startswith("direction")
-            else [f"moved = {MOVED}", "direction = dict(zip(found, moved))"]
-        ),
+        *_direction_of_gradients(formula),
         (
             "projected = sum(((found[name].double() - exact[name]) * w).sum() for name, w in"
             " direction.items())"
@@ -158,8 +162,18 @@ def gradient_assertion_of(
     ]
 
 
+def _direction_of_gradients(formula: Sequence[str]) -> list[str]:
+    """Return the lines up to the direction of gradients, for a formula of it or of q, k and v."""
+    if formula[-1].startswith("direction"):
+        return [*formula]
+    return [*formula, f"moved = {MOVED}", "direction = dict(zip(found, moved))"]
+
+
 def _share(code: str, text: str, explained: float) -> list[str]:
-    """Return the lines that compare a share with what rounding explains."""
+    """Return the lines that compare a share with what rounding explains.
+
+    code: what was tested, as in "output_1 is".
+    """
     return [
         f"as_if = {text!r}.format(f'{{share.abs():.2%}}')",
         f"assert share.abs() <= {explained:.4g}, "
@@ -201,15 +215,19 @@ def _allowed(call: CallStep, claims: Claims) -> list[str]:
     if problem.mask is not None and problem.mask.is_floating_point():
         lines.append(f"allowed = allowed & (mask_{number} != -inf)")
         bias = f"mask_{number}.double()"
-        masked = f"(s + {f'{pad}({bias}.expand{shape}, (0, {extra}))' if extra else bias})"
+        if extra:
+            bias = f"{pad}({bias}.expand{shape}, (0, {extra}))"
+        masked = f"(s + {bias})"
     elif problem.mask is not None:
         lines.append(f"allowed = allowed & mask_{number}")
     place = shape[3] - shape[2] if claims.alignment == "bottom_right" else 0
     if problem.is_causal:
         lines.append(f"allowed = allowed.tril({place})")
     left, right = problem.options.window or (None, None)
-    lines += [] if left is None else [f"allowed = allowed.triu({place - left})"]
-    lines += [] if right is None else [f"allowed = allowed.tril({place + right})"]
+    if left is not None:
+        lines.append(f"allowed = allowed.triu({place - left})")
+    if right is not None:
+        lines.append(f"allowed = allowed.tril({place + right})")
     if extra:
         lines.append(f"allowed = {pad}(allowed, (0, {extra}), value=True)")
     return [*lines, f"p = {masked}.masked_fill(~allowed, -inf).softmax(-1).nan_to_num(0.0)"]
@@ -217,23 +235,27 @@ def _allowed(call: CallStep, claims: Claims) -> list[str]:
 
 def _with_extra_keys(config: Config, role: str, build: int) -> list[str]:
     """Return the lines that append the extra keys, or values, that a configuration has."""
-    learned = [
-        f"extra_{role}_{build}.double().unflatten(0, (-1, 1,"
-        f" {config.head_dim})).expand_as({role}[:, :, :1])"
-    ]
-    zero = [f"torch.zeros_like({role}[:, :, :1])"]
-    extra = learned * config.bias_kv + zero * config.zero_key
-    return [f"{role} = torch.cat(({', '.join([role, *extra])}), 2)"]
+    joined = [role]
+    if config.bias_kv:
+        by_heads = f"extra_{role}_{build}.double().unflatten(0, (-1, 1, {config.head_dim}))"
+        joined.append(f"{by_heads}.expand_as({role}[:, :, :1])")
+    if config.zero_key:
+        joined.append(f"torch.zeros_like({role}[:, :, :1])")
+    return [f"{role} = torch.cat(({', '.join(joined)}), 2)"]
 
 
 def _name_of(problem: Problem, name: str) -> str:
     """Return the first input that is the same tensor, which a script names once."""
     given = getattr(problem, name)
-    return next(first for first in INPUTS if getattr(problem, first) is given)
+    names = [each for each in INPUTS if getattr(problem, each) is given]
+    return names[0]
 
 
 def _bias(problem: Problem, role: str, build: int) -> str:
-    return "" if getattr(problem.weights, f"b_{role}") is None else f" + b_{role}_{build}.double()"
+    """Return what adds the bias of a projection, or "" where there is none."""
+    if getattr(problem.weights, f"b_{role}") is None:
+        return ""
+    return f" + b_{role}_{build}.double()"
 
 
 def percent(share: float) -> str:
