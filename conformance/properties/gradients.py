@@ -250,8 +250,7 @@ def gradients_are_finite_where_outputs_are(session: Session, case: Case) -> None
     in_range = case.dtype in BOUNDED or case.values in MODERATE
     assume(in_range, "a gradient may be out of the dtype's range")
     if session.claims.empty_row not in ("zeros", "uniform"):
-        is_empty = has_empty_row(session, problem)
-        assume(not is_empty, "a row is empty, and its output is not finite")
+        assume(not has_empty_row(session, problem), "a row is empty, and its output is not finite")
     assume(bool(session(problem).output.tensor.isfinite().all()), "an output is not finite")
     every = torch.ones(case.B, case.L, device=problem.query.device)
     for gradient in session.gradients(problem, session.upstream(problem, every)).values():
