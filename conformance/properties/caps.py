@@ -93,11 +93,9 @@ def a_cap_far_above_the_scores_is_right(session: Session, case: Case) -> None:
     """With a cap a thousand times the scores the result is within the bound."""
     plain = case.problem()
     assume_answered(session, plain)
-    largest = (
-        float(session.expected(plain).max_score.nan_to_num().max())
-        if case.B * case.L * case.S
-        else 1.0
-    )
+    largest = 1.0
+    if case.B * case.L * case.S:
+        largest = float(session.expected(plain).max_score.nan_to_num().max())
     problem = plain.change(softcap=FAR_ABOVE * max(1.0, largest))
     because = "the oracle's value, with a cap far above the scores"
     expect_result(session(problem), session.expected(problem), because)

@@ -138,9 +138,8 @@ def later_positions_have_no_gradient(session: Session, case: Case) -> None:
     """The gradient of output i with respect to every input at j > i is exactly 0."""
     problem = case.problem()
     last = int(torch.randint(problem.query.shape[1] - 1, (1,), generator=case.generator))
-    rows = (torch.arange(problem.query.shape[1], device=problem.query.device) <= last).expand(
-        case.B, -1
-    )
+    positions = torch.arange(problem.query.shape[1], device=problem.query.device)
+    rows = (positions <= last).expand(case.B, -1)
     upstream = session.upstream(problem, rows)
     for name, gradient in session.gradients(problem, upstream).items():
         if name not in INPUTS:

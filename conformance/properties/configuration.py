@@ -57,7 +57,8 @@ def _expect_no_result(session: Session, case: Case, config: Config) -> None:
     # d_model.
     rounded = config.d_model // config.n_heads
     widths = [width for width in (rounded, rounded + 1) if width]
-    for each in (config, *[replace(config, d_head=width) for width in widths]):
+    configs = [config, *[replace(config, d_head=width) for width in widths]]
+    for each in configs:
         try:
             computed = _computed(session, with_config(case, each))
         except CallRaised:
@@ -145,18 +146,12 @@ def error_is_a_value_error_with_both_numbers(session: Session, case: Case) -> No
 def non_positive_sizes_are_rejected(session: Session, case: Case) -> None:
     """A d_model or n_heads that is not positive raises at construction."""
     width, heads = case.config.d_model, case.n_heads
-    for d_model, n_heads in (
-        (width, 0),
-        (0, heads),
-        (width, -heads),
-        (-width, heads),
-        (-width, -heads),
-        (0, 0),
-    ):
+    one_is_zero = [(width, 0), (0, heads)]
+    negative = [(width, -heads), (-width, heads), (-width, -heads)]
+    for d_model, n_heads in (*one_is_zero, *negative, (0, 0)):
         config = replace(case.config, d_model=d_model, n_heads=n_heads)
-        _expect_rejected(
-            session, config, f"d_model ({d_model}) and n_heads ({n_heads}) must be positive"
-        )
+        because = f"d_model ({d_model}) and n_heads ({n_heads}) must be positive"
+        _expect_rejected(session, config, because)
 
 
 @property_of("CFG-4", CONSTRUCTION, must_reject=("zeros", "mean", "lopsided", "slightly_lopsided"))
@@ -189,12 +184,10 @@ def _with_each_divisor(session: Session, case: Case) -> Iterator[Problem]:
         lengths = case.L, case.S
         if session.claims.sizes.refused(n_heads=n_heads, head_dim=config.head_dim, lengths=lengths):
             continue
-        # Where heads share key and value, their width depends on the number of heads.
-        yield (
-            problem.change(config=config)
-            if config.n_kv_heads is None
-            else with_config(case, config)
-        )
+        if config.n_kv_heads is None:
+            yield problem.change(config=config)
+        else:  # the width of shared keys and values depends on the number of heads
+            yield with_config(case, config)
 
 
 @property_of(
@@ -208,12 +201,14 @@ def no_bias_equals_zero_biases(session: Session, case: Case) -> None:
     weights, biased = without.weights, sorted_biases(session.claims)[0]
     assume(bool(biased), "needs a claim of biases, to compare with")
     config = replace(without.config, bias=biased)
-    matrices_of = {role: getattr(weights, f"w_{role}") for role in "qkvo" if config.has_bias(role)}
-    zeros = {f"b_{role}": matrix.new_zeros(len(matrix)) for role, matrix in matrices_of.items()}
+    zeros = {}
+    for role in "qkvo":
+        if config.has_bias(role):
+            matrix = getattr(weights, f"w_{role}")
+            zeros[f"b_{role}"] = matrix.new_zeros(len(matrix))
     with_zeros = without.change(config=config, **zeros)
-    fewer, more = (
-        _parameter_count(session.built(problem).attention) for problem in (without, with_zeros)
-    )
+    fewer = _parameter_count(session.built(without).attention)
+    more = _parameter_count(session.built(with_zeros).attention)
     # Without weight gradients, the parameters may be anything.
     if fewer is not None and more is not None and session.claims.weight_gradients:
         biases = sum(zero.numel() for zero in zeros.values())
@@ -227,10 +222,10 @@ def no_bias_equals_zero_biases(session: Session, case: Case) -> None:
             " attention).parameters())",
             f"assert count(attention_1) == count(attention_2) - {biases}",
         )
-    bounds, expected = map(session.bound_of, (without, with_zeros)), session(with_zeros).output
-    expect_agree(
-        session(without).output, expected, *bounds, because="the result with all biases zero"
-    )
+    bounds = session.bound_of(without), session.bound_of(with_zeros)
+    expected = session(with_zeros).output
+    because = "the result with all biases zero"
+    expect_agree(session(without).output, expected, *bounds, because=because)
 
 
 @property_of("CFG-6", CONSTRUCTION, needs=("projections", "dropout"), must_reject=UNCHECKED)
@@ -256,6 +251,6 @@ def _indivisible(config: Config) -> str:
 def _parameter_count(attention: object) -> int | None:
     """Count the numbers in a module's parameters, in an adapter too; None without a module."""
     module = getattr(attention, "module", attention)
-    return (
-        sum(p.numel() for p in module.parameters()) if isinstance(module, torch.nn.Module) else None
-    )
+    if not isinstance(module, torch.nn.Module):
+        return None
+    return sum(p.numel() for p in module.parameters())

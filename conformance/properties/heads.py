@@ -63,9 +63,8 @@ def order_of_heads_does_not_matter(session: Session, case: Case) -> None:
     order = another_order(case.n_heads, case.generator).tolist()
     rows = torch.cat([torch.arange(case.head_dim) + head * case.head_dim for head in order])
     weights = problem.weights
-    shared = (
-        ("_o", "_k", "_v") if case.n_kv_heads == 1 else ("_o",)
-    )  # one key and value, which all heads share
+    # Rows of W_o are not of heads; those of W_k and W_v are of all, where all share one.
+    shared = ("_o", "_k", "_v") if case.n_kv_heads == 1 else ("_o",)
     moved = {name: tensor[rows] for name, tensor in weights.named() if not name.endswith(shared)}
     because = f"the output before the heads were put in the order {order}"
     if not problem.config.projected:  # the contexts are in that order, too
@@ -104,11 +103,9 @@ def output_is_the_sum_of_the_heads(session: Session, case: Case) -> None:
         own = slice(head * case.head_dim, (head + 1) * case.head_dim)
         w_o = torch.zeros_like(problem.weights.w_o)
         w_o[:, own] = problem.weights.w_o[:, own]
-        b_o = (
-            problem.weights.b_o
-            if head == 0 or problem.weights.b_o is None
-            else torch.zeros_like(problem.weights.b_o)
-        )
+        b_o = problem.weights.b_o
+        if head > 0 and b_o is not None:  # it is added once
+            b_o = torch.zeros_like(b_o)
         alone = problem.change(w_o=w_o, b_o=b_o)
         total = total + session(alone).output.tensor.double()
         parts.append(alone)

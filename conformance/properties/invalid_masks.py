@@ -77,12 +77,11 @@ def _of_other_conventions(
         masks["(L, S, B)"] = per_query.permute(1, 2, 0), per_query[:, None]
         if claims.per_head_mask:
             masks["(B * H, L, S)"] = per_head.flatten(0, 1), per_head
-    return {
-        name: (given, meant)
-        for name, (given, meant) in masks.items()
-        # Otherwise it may mean something else.
-        if given.ndim in claims.mask_ranks and not _broadcasts(tuple(given.shape), problem.shape)
-    }
+    unambiguous = {}  # a mask of a claimed rank, or one that broadcasts, may mean something else
+    for name, (given, meant) in masks.items():
+        if given.ndim in claims.mask_ranks and not _broadcasts(tuple(given.shape), problem.shape):
+            unambiguous[name] = given, meant
+    return unambiguous
 
 
 @property_of("MSK-12", SMALL, needs="masks", must_reject=("never_refuses",), number=3)
@@ -104,11 +103,13 @@ def masks_of_a_wrong_shape_are_refused(session: Session, case: Case) -> None:
 
 
 def _shapes_that_do_not_broadcast(sizes: tuple[int, int, int, int]) -> list[tuple[int, ...]]:
+    """Return shapes of masks that are wrong for these sizes, (B, H, L, S)."""
     keys = sizes[3]
-    shapes: list[tuple[int, ...]] = [
-        tuple(size + 1 if axis == grown else 1 for axis, size in enumerate(sizes))
-        for grown in range(4)
-    ]
+    shapes: list[tuple[int, ...]] = []
+    for axis, size in enumerate(sizes):
+        one_axis = [1, 1, 1, 1]
+        one_axis[axis] = size + 1
+        shapes.append(tuple(one_axis))
     shapes += [
         (*sizes[:3], keys + 1),
         (*sizes[:3], keys + 2),
@@ -170,9 +171,8 @@ def masks_of_an_unclaimed_dtype_are_refused(session: Session, case: Case) -> Non
     dtypes |= set() if "float" in session.claims.masks else {problem.query.dtype}
     assume(bool(dtypes), "every dtype is claimed")
     calls = {}
-    for dtype, numbers in product(
-        sorted(dtypes, key=str), ("ones", "zeros")
-    ):  # one of the two may hide every key
+    # One of the two may hide every key.
+    for dtype, numbers in product(sorted(dtypes, key=str), ("ones", "zeros")):
         mask = getattr(torch, numbers)(problem.shape, dtype=dtype, device=problem.query.device)
         advice = _advice(dtype, session.claims.masks)
         because = f"a mask of {numbers} of dtype {dtype} is not claimed: {advice}"
@@ -189,10 +189,9 @@ def _advice(dtype: torch.dtype, claimed: Collection[str]) -> str:
         )
     if dtype.is_floating_point:
         return 'claim masks={"bool", "float"} if it is added to the scores, and otherwise refuse it'
-    forms = " or ".join({"bool": "booleans", "float": "floats"}[form] for form in sorted(claimed))
-    counts = (
-        'claim "int" if 1 and 0 count as True and False, and otherwise '
-        if "bool" in claimed
-        else ""
-    )
-    return f"{counts}refuse it, so that callers convert it to {forms} themselves"
+    names = {"bool": "booleans", "float": "floats"}
+    forms = " or ".join(names[form] for form in sorted(claimed))
+    refuse = f"refuse it, so that callers convert it to {forms} themselves"
+    if "bool" in claimed:
+        return f'claim "int" if 1 and 0 count as True and False, and otherwise {refuse}'
+    return refuse

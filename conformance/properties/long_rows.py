@@ -44,10 +44,8 @@ def _expect_rows(session: Session, case: Case, rows: Tensor) -> None:
     """Expect the oracle's results in some rows, by their indices."""
     assume_unquantised(session)
     problem = case.problem()
-    result, expected = (
-        session(problem),
-        session.expected(select_queries(problem, rows, session.claims.causal)),
-    )
+    result = session(problem)
+    expected = session.expected(select_queries(problem, rows, session.claims.causal))
     because = f"the oracle's value for {case.L} queries on {case.S} keys"
     expect_close(result.output[:, rows], expected.output, because=because)
     if result.weights is not None:
@@ -122,8 +120,6 @@ def long_rows_in_half_precision_are_no_worse_than_the_plain_formula(
 
 def _sometimes_transposed(session: Session, case: Case) -> Case:
     """Return the case; one time in four with as many queries as it has keys, on few keys."""
-    return (
-        replace(case, L=case.S, S=case.L, causal=session.claims.always_causal)
-        if case.seed % 4 == 3
-        else case
-    )
+    if case.seed % 4 != 3:
+        return case
+    return replace(case, L=case.S, S=case.L, causal=session.claims.always_causal)

@@ -79,10 +79,8 @@ def _expect_lse(session: Session, problem: Problem) -> None:
 def _reading_of(lse: RecordedTensor, expected: Ball, declared: Lse) -> str:
     """Return in words what a wrong log-sum-exp is instead, where that is known; else ""."""
     natural = expected.mid * declared.log_base
-    actual, own = (
-        lse.tensor.detach().double(),
-        ("that to base 2" if declared.base == "2" else "the natural one"),
-    )
+    actual = lse.tensor.detach().double()
+    own = "that to base 2" if declared.base == "2" else "the natural one"
     for reading, of in READINGS.items():
         value = of(natural)
         known = value.isfinite()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -62,19 +63,18 @@ def empty_rows_follow_the_declared_policy(session: Session, case: Case) -> None:
     """A row without a key follows the declared policy in every mode, with weights or without."""
     problem = case.problem()
     policy, results = session.claims.empty_row, list[tuple[RecordedOutput, str]]()
-    for mode in ALL_MODES:
-        for need_weights in (False, True) if session.claims.returns_weights else (False,):
-            call = partial(session, problem, mode=mode, need_weights=need_weights)
-            if policy == "error":
-                expect_raises(
-                    call, because="a row has no allowed key, and the declared policy is 'error'"
-                )
-                continue
-            because = (
-                f"the policy {policy!r} for a row without an allowed key, in the mode {mode!r} "
-                f"with need_weights={need_weights}"
-            )
-            results.append((call(), because))
+    requests = (False, True) if session.claims.returns_weights else (False,)
+    for mode, need_weights in product(ALL_MODES, requests):
+        call = partial(session, problem, mode=mode, need_weights=need_weights)
+        if policy == "error":
+            because = "a row has no allowed key, and the declared policy is 'error'"
+            expect_raises(call, because=because)
+            continue
+        because = (
+            f"the policy {policy!r} for a row without an allowed key, in the mode {mode!r} "
+            f"with need_weights={need_weights}"
+        )
+        results.append((call(), because))
     for result, because in results:
         expected = session.expected(problem)
         _expect_rows(expected.empty.any(1).unsqueeze(-1), result.output, expected.output, because)
@@ -170,22 +170,19 @@ def empty_rows_of_many_keys_follow_the_declared_policy(session: Session, case: C
 def dropout_leaves_empty_rows_as_they_are(session: Session, case: Case) -> None:
     """A row without a key follows the declared policy under dropout; other rows stay finite."""
     problem, policy = case.problem(), session.claims.empty_row
-    output, expected = (
-        session(with_dropout(problem, 0.5), seed=case.seed).output,
-        session.expected(problem),
-    )
-    empty_in_a_head, empty_in_all = (
-        expected.empty.any(1).unsqueeze(-1),
-        expected.empty.all(1).unsqueeze(-1),
-    )
+    output = session(with_dropout(problem, 0.5), seed=case.seed).output
+    expected = session.expected(problem)
+    empty_in_a_head = expected.empty.any(1).unsqueeze(-1)
+    empty_in_all = expected.empty.all(1).unsqueeze(-1)
     because = (
         f"the policy {policy!r} for a row without an allowed key, with dropout of probability 0.5"
     )
     _expect_rows(empty_in_all, output, expected.output, because)
-    others = output.tensor.masked_fill(empty_in_a_head, 0.0) if policy == "nan" else output.tensor
-    expect_finite(
-        session.unscripted(others, output.code), "with dropout and rows without an allowed key"
-    )
+    others = output.tensor
+    if policy == "nan":
+        others = others.masked_fill(empty_in_a_head, 0.0)
+    because = "with dropout and rows without an allowed key"
+    expect_finite(session.unscripted(others, output.code), because)
 
 
 @property_of(
@@ -210,10 +207,8 @@ def empty_rows_leave_other_rows_alone(session: Session, case: Case) -> None:
     assume(bool(with_keys.any()), "every row is empty")
     filled = _filled(problem, session.claims)
     if filled is None:
-        output, because = (
-            session(problem).output,
-            "other rows have no allowed key, but these have one",
-        )
+        output = session(problem).output
+        because = "other rows have no allowed key, but these have one"
         _expect_rows(with_keys.unsqueeze(-1), output, session.expected(problem).output, because)
         return
     _expect_rows_of_filled(session, problem, filled, with_keys)
@@ -284,9 +279,9 @@ def _filled(problem: Problem, claims: Claims) -> Problem | None:
         empty = empty if claimed else empty.narrow(axis, 0, 1)
     if not claims.joint_masks and not (_is_shared(empty, 0) or _is_shared(empty, 2)):
         return None
-    return problem.change(
-        mask=mask | empty if mask.dtype == torch.bool else torch.where(empty, 0.0, mask)
-    )
+    if mask.dtype == torch.bool:
+        return problem.change(mask=mask | empty)
+    return problem.change(mask=torch.where(empty, 0.0, mask))
 
 
 def _is_within(output: Tensor, expected: Ball) -> bool:

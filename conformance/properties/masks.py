@@ -37,6 +37,7 @@ from mha.conformance.properties.support.shared_assertions import (
     hidden_pairs,
     refuses,
     weights_of,
+    with_other,
 )
 from mha.conformance.properties.support.unread_keys import expect_unread
 from mha.spec import Problem
@@ -328,6 +329,4 @@ def _expect_shown(session: Session, problem: Problem, key: int, rows: dict[str, 
 
 def _filled(problem: Problem, tensor: Tensor, places: Tensor, number: float) -> Problem:
     """Put a number into a tensor at some positions, boolean (B, S), wherever it is an input."""
-    return problem.map_inputs(
-        lambda x: x.masked_fill(places.unsqueeze(-1), number) if x is tensor else x
-    )
+    return with_other(problem, tensor, tensor.masked_fill(places.unsqueeze(-1), number))

@@ -69,10 +69,10 @@ def _expands_masks(session: Session, case: Case) -> bool:
     if not isinstance(call, CallByName):
         return False
     masks = call.masks
-    always = masks.required or masks.causal_by_default
-    return always or (
-        case.mask != "none" and masks.shape is not None and {"l", "s"} <= set(masks.shape)
-    )
+    if masks.required or masks.causal_by_default:
+        return True
+    of_queries_and_keys = masks.shape is not None and {"l", "s"} <= set(masks.shape)
+    return case.mask != "none" and of_queries_and_keys
 
 
 def _peak(session: Session, case: Case) -> int:

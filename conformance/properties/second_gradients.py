@@ -51,12 +51,9 @@ def gradgradcheck_passes(session: Session, case: Case) -> None:
     leaves = case.problem().map_inputs(leaf_of)
     assume_finite(session, leaves)
     attention = session.built(leaves).attention
-    weights = (
-        attention.parameters()
-        if isinstance(attention, nn.Module) and session.claims.weight_gradients
-        else ()
-    )
-    inputs = [*leaves.distinct().values(), *weights]
+    inputs = list(leaves.distinct().values())
+    if isinstance(attention, nn.Module) and session.claims.weight_gradients:
+        inputs += attention.parameters()
 
     def output(*_: Tensor) -> Tensor:  # the inputs and the weights change in place
         return session.forward(leaves)

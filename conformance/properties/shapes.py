@@ -23,7 +23,7 @@ from mha.conformance.harness.assertions import (
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.support.shared_assertions import weights_of
+from mha.conformance.properties.support.shared_assertions import weights_of, with_other
 from mha.spec import Problem, oracle
 from mha.spec.problem import INPUTS
 
@@ -167,12 +167,11 @@ def _expect_refused(
 
 def _fits_shared_inputs(problem: Problem, shapes: Mapping[str, Shape]) -> bool:
     """Return whether inputs that are one tensor have one shape."""
-    pairs = [
-        pair
-        for pair in combinations(INPUTS, 2)
-        if getattr(problem, pair[0]) is getattr(problem, pair[1])
-    ]
-    return all(shapes.get(one) == shapes.get(other) for one, other in pairs)
+    for one, other in combinations(INPUTS, 2):
+        are_shared = getattr(problem, one) is getattr(problem, other)
+        if are_shared and shapes.get(one) != shapes.get(other):
+            return False
+    return True
 
 
 def _disagreeing_widths_and_lengths(problem: Problem) -> Disagreeing:
@@ -252,8 +251,9 @@ def layout_does_not_matter(session: Session, case: Case) -> None:
     """Inputs that are not contiguous give the result of their contiguous copies."""
     problem = case.problem()
     contiguous = problem.map_inputs(lambda x: x.clone(memory_format=torch.contiguous_format))
-    strides = [[x.stride() for x in each.distinct().values()] for each in (problem, contiguous)]
-    assume(strides[0] != strides[1], "inputs of one element are contiguous")
+    pairs = zip(problem.distinct().values(), contiguous.distinct().values(), strict=True)
+    differs = any(one.stride() != other.stride() for one, other in pairs)
+    assume(differs, "inputs of one element are contiguous")
     expected = session(contiguous).output
     try:
         output = session(problem).output
@@ -299,18 +299,13 @@ def one_expanded_input_beside_dense_ones(session: Session, case: Case) -> None:
     for name, x in problem.distinct().items():
         for axis, along in enumerate(AXES):
             expanded = x.narrow(axis, 0, 1).expand_as(x)
-            copied = _replaced(problem, x, expanded.clone(memory_format=torch.contiguous_format))
+            copied = with_other(problem, x, expanded.clone(memory_format=torch.contiguous_format))
             expected = session(copied).output
             try:
-                output = session(_replaced(problem, x, expanded)).output
+                output = session(with_other(problem, x, expanded)).output
             except CallRaised:
                 continue
             because = (
                 f"the result for a contiguous copy of the {name}, which is expanded along {along}"
             )
             expect_agree(output, expected, session.bound_of(copied), because=because)
-
-
-def _replaced(problem: Problem, x: Tensor, new: Tensor) -> Problem:
-    """Return the problem with another tensor wherever an input is `x`."""
-    return problem.map_inputs(lambda other: new if other is x else other)

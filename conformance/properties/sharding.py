@@ -66,9 +66,8 @@ def divisible(case: Case) -> Case:
     def up(size: int, multiple: int) -> int:
         return -(-size // multiple) * multiple
 
-    return replace(
-        case, n_heads=up(case.n_heads, case.ranks), L=up(case.L, unit), S=up(case.S, unit)
-    )
+    n_heads = up(case.n_heads, case.ranks)
+    return replace(case, n_heads=n_heads, L=up(case.L, unit), S=up(case.S, unit))
 
 
 def expect_output(session: Session, problem: Problem, because: str) -> None:
@@ -87,9 +86,8 @@ def expect_output_and_gradients(session: Session, problem: Problem, because: str
         upstream = session.upstream(problem)
 
         def expected() -> Mapping[str, Ball]:
-            return {"output": session.expected(problem).output} | session.expected_gradients(
-                problem, upstream
-            )
+            output = session.expected(problem).output
+            return {"output": output} | session.expected_gradients(problem, upstream)
 
         _expect_copies(session, expected, because)
 
@@ -110,8 +108,9 @@ def _code(session: Session, name: str) -> str:
     number = session.steps[-1].number
     if name == "output":
         return f"output_{number}"
-    weight = f"attention_{session.latest.number}.weight_gradients()[{name!r}]"
-    return f"{name}_{number}.grad" if name in INPUTS else weight
+    if name in INPUTS:
+        return f"{name}_{number}.grad"
+    return f"attention_{session.latest.number}.weight_gradients()[{name!r}]"
 
 
 def expect_right_or_refused(session: Session, problem: Problem, because: str) -> None:
@@ -219,12 +218,12 @@ def a_rank_without_allowed_keys_adds_nothing(session: Session, case: Case) -> No
     """Where no key of a rank is allowed, that rank changes neither output nor gradients."""
     case = divisible(case)
     problem, rank = case.problem(), case.seed % case.ranks
-    ranks = [
-        (rank + item) % case.ranks for item in range(case.B if session.claims.per_item_mask else 1)
-    ]
-    hidden = torch.stack(
-        [keys_of_rank(session.implementation, each, case.ranks, case.S) for each in ranks]
-    )
+    items = case.B if session.claims.per_item_mask else 1
+    of_items = []
+    for item in range(items):  # no key of the next rank for the next item, and so on
+        hidden_rank = (rank + item) % case.ranks
+        of_items.append(keys_of_rank(session.implementation, hidden_rank, case.ranks, case.S))
+    hidden = torch.stack(of_items)
     problem = as_claimed(session.claims, problem, ~hidden[:, None, None, :].to(case.device))
     assume(session.claims.causal_with_mask or not case.causal, "a causal call takes no mask")
     expect_output_and_gradients(session, problem, f"no key of rank {rank} is allowed to item 0")
@@ -313,9 +312,8 @@ def every_rank_ends(session: Session, case: Case) -> None:
     expect_right_or_refused(session, case.problem(), "whatever a rank has to do")
     problem = divisible(case).problem()
     wide = problem.change(query=torch.cat([problem.query, problem.query[..., :1]], -1))
-    because = (
-        f"the query is {problem.query.shape[-1] + 1} wide, and d_model is {problem.config.d_model}"
-    )
+    width, d_model = wide.query.shape[-1], problem.config.d_model
+    because = f"the query is {width} wide, and d_model is {d_model}"
     error = expect_raises(lambda: session(wide, via=session.built(problem)), because=because)
     if isinstance(error, RankError):
         raise Violation(f"an invalid call was not refused on every rank: {error}")

@@ -149,11 +149,9 @@ def large_scores_do_not_overflow(session: Session, case: Case) -> None:
     message = f"{output.code} has NaN or infinite elements, but all inputs are finite"
     finite = output.tensor.isfinite() | expected.output.rad.isinf()
     expect(bool(finite.all()), message, f"assert {output.code}.isfinite().all(), {output.code}")
-    value = (
-        "the oracle's value"
-        if weights.b_v is None
-        else "all values are 1, so contexts are sums of weights"
-    )
+    value = "the oracle's value"
+    if weights.b_v is not None:
+        value = "all values are 1, so contexts are sums of weights"
     expect_close(output, expected.output, because=f"{value}, with large scores")
     if result.weights is not None:
         because = "each row of weights sums to 1, with large scores"
@@ -192,17 +190,12 @@ def scores_are_scaled_as_claimed(session: Session, case: Case) -> None:
     assume_unquantised(session)
     problem = case.problem()
     if session.claims.returns_weights:
-        actual, expected = (
-            weights_of(session(problem, need_weights=True)),
-            session.expected(problem).weights,
-        )
+        actual = weights_of(session(problem, need_weights=True))
+        expected = session.expected(problem).weights
     else:
         problem = passing_heads(problem)
         actual, expected = session(problem).output, session.expected(problem).output
-    claimed, width = session.claims.scale, case.head_dim
-    scale = (
-        f"1/sqrt(d_k), with d_k = {width}"
-        if claimed is None
-        else f"{claimed}, the scale that is claimed"
-    )
+    scale = f"1/sqrt(d_k), with d_k = {case.head_dim}"
+    if session.claims.scale is not None:
+        scale = f"{session.claims.scale}, the scale that is claimed"
     expect_close(actual, expected, because=f"scores are scaled by {scale}")

@@ -53,16 +53,20 @@ def _state(instance: Instance) -> dict[str, Tensor]:
 
 def _given(problem: Problem) -> dict[str, Tensor]:
     """Return the inputs of a problem by name, and its mask if there is one."""
-    return {
-        name: tensor for name in (*INPUTS, "mask") if (tensor := getattr(problem, name)) is not None
-    }
+    given = {name: getattr(problem, name) for name in INPUTS}
+    if problem.mask is not None:
+        given["mask"] = problem.mask
+    return given
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors are equal, NaN being equal to NaN."""
-    return a.shape == b.shape and bool(
-        ((a == b) | (a.isnan() & b.isnan() if a.is_floating_point() else a == b)).all()
-    )
+    if a.shape != b.shape:
+        return False
+    equal = a == b
+    if a.is_floating_point():
+        equal |= a.isnan() & b.isnan()
+    return bool(equal.all())
 
 
 @property_of(
@@ -78,10 +82,11 @@ def nothing_that_is_given_is_modified(session: Session, case: Case) -> None:
         "the declared policy is 'error'",
     )
     instance = session.built(problem)
-    given = _given(problem) | {
-        f"weights.{name}": tensor for name, tensor in problem.weights.named()
-    }
-    before, state = {name: tensor.clone() for name, tensor in given.items()}, _state(instance)
+    given = _given(problem)
+    for name, tensor in problem.weights.named():
+        given[f"weights.{name}"] = tensor
+    before = {name: tensor.clone() for name, tensor in given.items()}
+    state = _state(instance)
     session(problem)
     for name, tensor in given.items():
         expect(_equal(tensor, before[name]), f"the call changed its {name}")
@@ -103,7 +108,9 @@ def outputs_share_no_memory(session: Session, case: Case) -> None:
         "the declared policy is 'error'",
     )
     first = session(problem)
-    results = [first.output, *([first.weights] if first.weights else [])]
+    results = [first.output]
+    if first.weights is not None:
+        results.append(first.weights)
     module = session.built(problem).attention
     for result in results:
         _expect_own_memory(result, problem)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 
 import torch
 
@@ -87,9 +88,9 @@ def tensors_may_change_between_calls(session: Session, case: Case) -> None:
         if getattr(problem, name) is not None:
             getattr(problem, name).copy_(getattr(other, name))
     fresh = session.fresh(problem)
-    copied = problem.map_inputs(torch.clone).change(
-        mask=None if problem.mask is None else problem.mask.clone()
-    )
+    copied = problem.map_inputs(torch.clone)
+    if problem.mask is not None:
+        copied = copied.change(mask=problem.mask.clone())
     because = "the output of a new attention, which never saw the old numbers in these tensors"
     _expect_unchanged(session, problem, session(problem), session(copied, via=fresh), because)
 
@@ -190,12 +191,15 @@ def _smaller(case: Case, multiple: int) -> Iterator[Case]:
 
     multiple: of which lengths are; see `mha.spec.claims.Sizes`.
     """
-    halves = {"B": case.B // 2} | {
-        name: getattr(case, name) // 2 // multiple * multiple or multiple for name in "LS"
-    }
-    one_length = SHARING[case.inputs][0] in SHARING[case.inputs][1:]
-    for names in ("", "B", "LS", "BLS") if one_length else ("", "B", "L", "S", "BLS"):
-        for mask in dict.fromkeys(("none", case.mask)):
-            yield replace(
-                case, mask=mask, seed=case.seed + 1, **{name: halves[name] for name in names}
-            )
+
+    def half(length: int) -> int:
+        return max(length // 2 // multiple, 1) * multiple
+
+    halves = {"B": case.B // 2, "L": half(case.L), "S": half(case.S)}
+    query, *others = SHARING[case.inputs]
+    one_length = query in others
+    halved = ("", "B", "LS", "BLS") if one_length else ("", "B", "L", "S", "BLS")
+    masks = ("none", case.mask) if case.mask != "none" else ("none",)
+    for names, mask in product(halved, masks):
+        sizes = {name: halves[name] for name in names}
+        yield replace(case, mask=mask, seed=case.seed + 1, **sizes)

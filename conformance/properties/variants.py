@@ -93,17 +93,17 @@ def _with_repeated_heads(problem: Problem) -> Problem:
     repeats, heads = config.n_heads // config.kv_heads, (config.kv_heads, config.head_dim)
 
     def repeated(x: Tensor, dim: int) -> Tensor:
-        spread: Tensor = x.unflatten(dim, heads).repeat_interleave(
-            repeats, dim if dim >= 0 else dim - 1
-        )
-        return spread.flatten(dim, dim + 1) if dim >= 0 else spread.flatten(dim - 1)
+        dim %= x.ndim
+        by_heads: Tensor = x.unflatten(dim, heads).repeat_interleave(repeats, dim)
+        return by_heads.flatten(dim, dim + 1)
 
     plain = replace(config, n_kv_heads=None)
     if config.projected:
-        named = (
-            (name, x) for name, x in problem.weights.named() if name in ("w_k", "w_v", "b_k", "b_v")
-        )
-        return problem.change(config=plain, **{name: repeated(x, 0) for name, x in named})
+        spread = {}
+        for name, x in problem.weights.named():
+            if name in ("w_k", "w_v", "b_k", "b_v"):
+                spread[name] = repeated(x, 0)
+        return problem.change(config=plain, **spread)
     plain = plain.of_heads()
     weights = Weights.identity(plain, problem.query.dtype, problem.query.device)
     key, value = (repeated(x, -1) for x in (problem.key, problem.value))
@@ -137,12 +137,10 @@ def grouped_heads_of_everyday_sizes_match_the_oracle(session: Session, case: Cas
 )
 def grouped_heads_on_long_rows_match_the_oracle(session: Session, case: Case) -> None:
     """Grouped heads match the oracle for rows of many keys."""
-    problem = replace(
-        case, n_heads=4, n_kv_heads=2, L=2
-    ).problem()  # if all shared one, none could be mistaken
-    expect_result(
-        session(problem), session.expected(problem), f"the oracle's value for {case.S} keys"
-    )
+    # If all heads shared one, none could be mistaken.
+    problem = replace(case, n_heads=4, n_kv_heads=2, L=2).problem()
+    because = f"the oracle's value for {case.S} keys"
+    expect_result(session(problem), session.expected(problem), because)
 
 
 @property_of(

@@ -59,11 +59,11 @@ def _expect_windowed(session: Session, problem: Problem) -> None:
     assume_answered(session, problem)
     with windows_refused_without_causal(session, problem):
         result = session(problem)
-    left, right = (
-        "all" if each is None else each for each in problem.options.window or (None, None)
-    )
+    left, right = problem.options.window or (None, None)
+    before = "all" if left is None else left
+    after = "all" if right is None else right
     because = (
-        f"the oracle's value, with a window of {left} keys before a query's own, and {right}"
+        f"the oracle's value, with a window of {before} keys before a query's own, and {after}"
         " after it"
     )
     expect_result(result, session.expected(problem), because)

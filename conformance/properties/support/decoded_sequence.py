@@ -40,9 +40,10 @@ class DecodedSequence:
         shape = tuple(inputs[0].shape)
         with torch.no_grad(), guarded("decode"):
             output, self.cache = self.decoder.decode(*inputs, self.cache, **named)
-            is_tensor = issubclass(type(output), Tensor)
-            actual = f"{output.shape if is_tensor else output!r:.80}"
-            result = copied(output) if is_tensor else torch.empty(0)
+            if issubclass(type(output), Tensor):
+                actual, result = f"{output.shape}", copied(output)
+            else:
+                actual, result = f"{output!r:.80}", torch.empty(0)
         fits = tuple(result.shape) == shape
         expect(fits, f"decode returned {actual}, but should return a tensor of shape {shape}")
         return result
@@ -63,7 +64,8 @@ class DecodedSequence:
         while (done < length).any():
             waiting = done < length
             active = waiting & (torch.rand(items, generator=generator) < pace)
-            active = active if active.any() else waiting
+            if not active.any():
+                active = waiting
             now = torch.arange(items), done.clamp(max=length - 1)
             own = active[:, None, None].to(decoded.device)
             inputs = [x[now].unsqueeze(1) for x in self.inputs]
@@ -102,10 +104,6 @@ class DecodedSequence:
 
     def expect_one_pass(self, decoded: Tensor, start: int = 0) -> None:
         """The outputs (B, L - start, D) from a position on are those of one causal pass."""
-        result, expected = (
-            self.session.unscripted(decoded, "decoded"),
-            self.session.expected(self.problem),
-        )
-        expect_close(
-            result, expected.output[:, start:], because="one causal pass over all positions"
-        )
+        result = self.session.unscripted(decoded, "decoded")
+        expected = self.session.expected(self.problem).output[:, start:]
+        expect_close(result, expected, because="one causal pass over all positions")

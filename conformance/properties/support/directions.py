@@ -29,8 +29,11 @@ class Direction:
     """What a small defect does to the results.
 
     change: of each result that is looked at, by name, for the whole defect or for each unit of a
-    parameter. more, less: what the results are as if, for a positive and a negative share, with {}
-    for how much. formula: of the change, as lines of a script; see `directed_script`.
+        parameter.
+    more, less: what the results are as if, for a positive and a negative share, with {} for how
+        much.
+    contexts: the change of the contexts (B, H, L, d_k), if it is one of them.
+    formula: of the change, as lines of a script; see `directed_script`.
     """
 
     change: Mapping[str, Tensor]
@@ -41,11 +44,11 @@ class Direction:
 
     def times(self, other: Direction) -> float:
         """Return the scalar product of two."""
-        return sum(
-            float((change * other.change[name]).sum())
-            for name, change in self.change.items()
-            if name in other.change
-        )
+        product = 0.0
+        for name, change in self.change.items():
+            if name in other.change:
+                product += float((change * other.change[name]).sum())
+        return product
 
 
 def directions(graph: RoundingGraph, case: Case) -> Iterator[Direction]:
@@ -65,18 +68,12 @@ def directions(graph: RoundingGraph, case: Case) -> Iterator[Direction]:
     yield _of_contexts(
         graph, epsilon, more, "{} of the largest term were taken from each row sum", EPSILON
     )
-    if (
-        case.mask in OF_NUMBERS
-    ):  # d o / d log mask; log p - s is the mask, up to a number for each row
+    if case.mask in OF_NUMBERS:
+        # d o / d log mask; log p - s is the mask, up to a number for each row
         added = (p.log() - s).masked_fill(p == 0, 0.0)
         mask = (p * (added - (p * added).sum(-1, keepdim=True))) @ v
-        yield _of_contexts(
-            graph,
-            mask,
-            "the mask's numbers were {} too large",
-            "the mask's numbers were {} too small",
-            MASK,
-        )
+        more = "the mask's numbers were {} too large"
+        yield _of_contexts(graph, mask, more, "the mask's numbers were {} too small", MASK)
     constant = v.mean((0, 2), keepdim=True).expand_as(o)
     more = "{} of the mean value were added"
     yield _of_contexts(graph, constant, more, "{} of the mean value were subtracted", VALUE)
@@ -143,9 +140,9 @@ def last_key(allowed: Tensor) -> Tensor:
 def first_masked_key(allowed: Tensor) -> Tensor:
     """Return where the first masked key of each row is, boolean (B, H, L, S)."""
     place = torch.arange(allowed.shape[-1], device=allowed.device)
-    first: Tensor = (
-        torch.where(allowed, len(place), place).amin(-1, keepdim=True) == place
-    ) & ~allowed
+    # Where there is none, this place is that of no key.
+    first_masked = torch.where(allowed, len(place), place).amin(-1, keepdim=True)
+    first: Tensor = (first_masked == place) & ~allowed
     return first
 
 

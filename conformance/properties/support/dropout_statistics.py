@@ -40,9 +40,7 @@ def expect_dropped_weights(session: Session, problem: Problem, dropout: float, s
     the weights and, in a column more, their sum. For every other pair of seeds, queries are
     projected to zero.
     """
-    problem = with_dropout(
-        showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout
-    )
+    problem = _showing_what_is_dropped(session, problem, dropout, seed)
     batch, heads, _, length = problem.shape
     problem = _with_values_of_the_bias(problem, 2 * length)
     output, expected = session(problem, seed=seed).output, session.expected(problem).output
@@ -56,39 +54,49 @@ def expect_dropped_weights(session: Session, problem: Problem, dropout: float, s
                 session, weights, expected[item, :, first], dropout, "the weight of key"
             )
             repeated = output[item, slice(None), second]
-            expect_equal(
-                repeated,
-                weights,
-                because="a weight is dropped for all columns of its value, or for none",
-            )
+            because = "a weight is dropped for all columns of its value, or for none"
+            expect_equal(repeated, weights, because=because)
             expect_share(weights, allowed[item, head], dropout, ("queries", "keys"))
             if problem.config.has_bias("v") and problem.config.head_dim > 2 * length:
-                column = begin + 2 * length
-                reach = expected.rad[item, :, first].sum(-1) + expected.rad[item, :, column]
-                reach += (
-                    4 * torch.finfo(weights.tensor.dtype).eps
-                )  # of rescaled weights, whose sum was 1
-                sums = Ball(weights.tensor.double().sum(-1), reach / (1 - dropout))
-                because = (
-                    "the sum of the weights that were kept, since the bias of a value is dropped"
-                    " with it"
+                sums = output[item, slice(None), begin + 2 * length]
+                reach = (
+                    expected.rad[item, :, first].sum(-1) + expected.rad[item, :, begin + 2 * length]
                 )
-                expect_close(output[item, slice(None), column], sums, because=because)
+                _expect_sum_of_kept_weights(sums, weights, reach, dropout)
+
+
+def _expect_sum_of_kept_weights(
+    sums: RecordedTensor, weights: RecordedTensor, reach: Tensor, dropout: float
+) -> None:
+    """The column that is a bias of 1 has the sum of the weights that were kept.
+
+    sums: (L,). weights: (L, S). reach: the bounds of a sum without dropout, (L,).
+    """
+    # Of rescaled weights, whose sum was 1.
+    reach = reach + 4 * torch.finfo(weights.tensor.dtype).eps
+    expected = Ball(weights.tensor.double().sum(-1), reach / (1 - dropout))
+    because = "the sum of the weights that were kept, since the bias of a value is dropped with it"
+    expect_close(sums, expected, because=because)
+
+
+def _showing_what_is_dropped(
+    session: Session, problem: Problem, dropout: float, seed: int
+) -> Problem:
+    """Return a problem with dropout whose output shows the weights, for half the seeds uniform."""
+    uniform = seed // 2 % 2 == 0
+    return with_dropout(showing_dropped_weights(session, problem, uniform=uniform), dropout)
 
 
 def expect_patterns_of_their_own(
     session: Session, problem: Problem, dropout: float, seed: int
 ) -> None:
     """No two heads or items drop the same weights; arguments as for `expect_dropped_weights`."""
-    problem = with_dropout(
-        showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout
-    )
+    problem = _showing_what_is_dropped(session, problem, dropout, seed)
     batch, heads, _, length = problem.shape
     count = int(problem.allowed(session.claims.alignment).all(0).all(0).sum())
     chance = _chance_of_a_repeated_pattern(batch * heads, count, dropout)
-    assume(
-        batch * heads > 1 and chance <= FALSE_ALARM, "so few weights may be dropped alike by chance"
-    )
+    is_rare = batch * heads > 1 and chance <= FALSE_ALARM
+    assume(is_rare, "so few weights may be dropped alike by chance")
     output = session(problem, seed=seed).output
     parts = []
     for item in range(batch):
@@ -97,12 +105,8 @@ def expect_patterns_of_their_own(
             parts.append(output[item, slice(None), slice(begin, begin + length)])
     for one, other in combinations(parts, 2):
         differ = not torch.equal(one.tensor == 0, other.tensor == 0)
-        assertion = f"assert not ({one.code} == 0).equal({other.code} == 0)"
-        expect(
-            differ,
-            f"with p = {dropout}, {one.code} and {other.code} drop the same weights",
-            assertion,
-        )
+        message = f"with p = {dropout}, {one.code} and {other.code} drop the same weights"
+        expect(differ, message, f"assert not ({one.code} == 0).equal({other.code} == 0)")
 
 
 def _with_values_of_the_bias(problem: Problem, column: int) -> Problem:
@@ -121,9 +125,7 @@ def expect_dropped_weights_and_outputs(
 
     problem: as for `expect_dropped_weights`. A weight that is dropped takes two outputs with it.
     """
-    problem = with_dropout(
-        showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout
-    )
+    problem = _showing_what_is_dropped(session, problem, dropout, seed)
     batch, heads, _, length = problem.shape
     output, expected = session(problem, seed=seed).output, session.expected(problem).output
     allowed = problem.allowed(session.claims.alignment)
@@ -145,9 +147,8 @@ def expect_dropped_weights_and_outputs(
                 first.tensor.abs() + second.tensor.abs(),
                 f"({first.code}.abs() + {second.code}.abs())",
             )
-            expect_share(
-                both, allowed[item, head], dropout + (1 - dropout) * dropout**2, ("queries", "keys")
-            )
+            both_zero = dropout + (1 - dropout) * dropout**2
+            expect_share(both, allowed[item, head], both_zero, ("queries", "keys"))
 
 
 def expect_zero_or_rescaled(
@@ -161,8 +162,9 @@ def expect_zero_or_rescaled(
 ) -> None:
     """Each element of a matrix is 0, or 1/(1 - p) times its value without dropout.
 
-    expected: the values without dropout. what: an element is called in the message, before its
-    column. times: how often it may have been dropped, and was rescaled.
+    expected: the values without dropout.
+    what: an element is called in the message, before its column.
+    times: how often it may have been dropped, and was rescaled.
     """
     values, factor = result.tensor.double(), (1 - dropout) ** -times
     # 1 - p, its inverse and the product are rounded; the rest is in the bound of the output without
@@ -174,18 +176,15 @@ def expect_zero_or_rescaled(
     violations = ((values != 0) & ~((values - factor * expected.mid).abs() <= reach)).nonzero()
     if len(violations):
         place = tuple(violations[0].tolist())
-        code, value, bound = (
-            result[place].code,
-            factor * float(expected.mid[place]),
-            float(reach[place]),
-        )
+        code, bound = result[place].code, float(reach[place])
+        value = factor * float(expected.mid[place])
         scale = "1/(1 - p)" if times == 1 else f"1/(1 - p)^{times}"
         message = (
             f"{code}, {what} {place[1]} with p = {dropout}, is {float(values[place]):.6g}, but"
-            " should be 0 or "
+            f" should be 0 or {value:.6g}, {scale} times its value without dropout"
         )
         assertion = f"assert {code} == 0 or abs({code}.item() - {value!r}) <= {bound!r}, {code}"
-        expect(False, f"{message}{value:.6g}, {scale} times its value without dropout", assertion)
+        expect(False, message, assertion)
 
 
 def expect_share(
@@ -200,31 +199,33 @@ def expect_share(
     low, high = accepted_counts(total, dropout)
     message = (
         f"with p = {dropout}, {count} of {total} are dropped, but should be {low} to {high}: a"
-        " correct "
+        f" correct implementation drops more or fewer with probability {FALSE_ALARM:.0e} only"
     )
     masked = allowed.numel() - total
     zeros = f"int(({result.code} == 0).sum())"
     assertion = f"assert {low + masked} <= {zeros} <= {high + masked}, {zeros}"
-    expect(
-        low <= count <= high,
-        f"{message}implementation drops more or fewer with probability {FALSE_ALARM:.0e} only",
-        assertion,
-    )
-    if not masked:
-        for pattern, name, code in zip(
-            (dropped, dropped.T), names, (result.code, f"{result.code}.T"), strict=True
-        ):
-            least = least_patterns(len(pattern), len(pattern.T), dropout)
-            message = (
-                f"with p = {dropout}, {'two' if least > 2 else 'all'} {name} of {result.code} drop"
-                " the same"
-            )
-            assertion = f"assert len(({code} == 0).unique(dim=0)) >= {least}"
-            expect(len(pattern.unique(dim=0)) >= least, message, assertion)
+    expect(low <= count <= high, message, assertion)
+    if masked:
+        return
+    rows, columns = names
+    _expect_patterns(dropped, result.code, dropout, f"{rows} of {result.code}")
+    _expect_patterns(dropped.T, f"{result.code}.T", dropout, f"{columns} of {result.code}")
+
+
+def _expect_patterns(dropped: Tensor, code: str, dropout: float, what: str) -> None:
+    """No two rows of a matrix drop the same, where that is no chance; code: of the matrix."""
+    least = least_patterns(len(dropped), len(dropped.T), dropout)
+    some = "two" if least > 2 else "all"
+    message = f"with p = {dropout}, {some} {what} drop the same"
+    assertion = f"assert len(({code} == 0).unique(dim=0)) >= {least}"
+    expect(len(dropped.unique(dim=0)) >= least, message, assertion)
 
 
 def least_patterns(rows: int, columns: int, dropout: float) -> int:
-    """Return how many rows must differ, where equal ones by chance are a false alarm."""
+    """Return how many rows must differ, where equal ones by chance are a false alarm.
+
+    All, if two may not drop the same by chance; two, if all may not; or else one.
+    """
     if _chance_of_a_repeated_pattern(rows, columns, dropout) <= FALSE_ALARM:
         return rows
     return 2 if chance_of_one_pattern(rows, columns, dropout) <= FALSE_ALARM else 1
@@ -259,13 +260,9 @@ def showing_dropped_weights(session: Session, problem: Problem, *, uniform: bool
     if uniform or session.claims.rounding.flushes:
         return zeroed(problem, "w_q", "b_q")
     weights, heads = problem.weights.to(torch.float64), (-1, problem.config.head_dim)
-    q, k = (
-        F.linear(x.double(), w, b).unflatten(-1, heads).transpose(1, 2)
-        for x, w, b in (
-            (problem.query, weights.w_q, weights.b_q),
-            (problem.key, weights.w_k, weights.b_k),
-        )
-    )
+    q = F.linear(problem.query.double(), weights.w_q, weights.b_q)
+    k = F.linear(problem.key.double(), weights.w_k, weights.b_k)
+    q, k = (x.unflatten(-1, heads).transpose(1, 2) for x in (q, k))
     scores = q @ k.repeat_interleave(problem.config.n_heads // problem.config.kv_heads, 1).mT
     scores = scores * problem.scale(session.claims)
     factor = 1 / float((scores - scores.mean(-1, keepdim=True)).std())

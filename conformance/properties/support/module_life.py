@@ -8,12 +8,13 @@ from torch import nn
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.mask_kinds import FEW
 from mha.conformance.cases.memory_layouts import leaf_of
-from mha.conformance.harness.assertions import assume, expect_close
+from mha.conformance.harness.assertions import expect_close
 from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.support.shared_assertions import (
     expect_backward,
+    module_of,
     undetermined_gradients,
 )
 from mha.spec import Problem
@@ -33,24 +34,17 @@ def expect_lifetime(session: Session, problem: Problem) -> None:
     module = instance.attention
     for mode in ("inference", "no_grad"):
         session(problem, mode=mode)
-    with_gradients = (
-        instance if isinstance(module, nn.Module) else None
-    )  # only a module's gradients can be cleared
+    # Only a module's gradients can be cleared.
+    with_gradients = instance if isinstance(module, nn.Module) else None
     for step in ("first", "second"):
         if isinstance(module, nn.Module):
             module.zero_grad()
         leaves = problem.map_inputs(leaf_of)
-        expect_backward(
-            session,
-            leaves,
-            session.forward(leaves),
-            f"in the {step} training step of one module",
-            with_gradients,
-        )
+        because = f"in the {step} training step of one module"
+        expect_backward(session, leaves, session.forward(leaves), because, with_gradients)
     if not problem.config.projected:  # a kernel has no weights
         return
-    assume(isinstance(module, nn.Module), "the attention is not a torch.nn.Module")
-    assert isinstance(module, nn.Module)
+    module = module_of(instance)
     if session.claims.weight_gradients:
         _expect_accumulated(session, instance, problem)
     halved = problem.change(**{name: tensor / 2 for name, tensor in problem.weights.named()})

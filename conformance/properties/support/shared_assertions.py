@@ -62,6 +62,11 @@ def has_empty_row(session: Session, problem: Problem) -> bool:
     return bool(problem.empty_rows(session.claims.alignment).any())
 
 
+def with_other(problem: Problem, tensor: Tensor, other: Tensor) -> Problem:
+    """Return the problem with another tensor wherever this one is an input."""
+    return problem.map_inputs(lambda x: other if x is tensor else x)
+
+
 def another_order(count: int, generator: torch.Generator) -> Tensor:
     """Return a permutation of so many places, two at least, that moves some."""
     order = torch.randperm(count, generator=generator)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mha.conformance.harness.assertions import assume, expect_unchanged
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.support.shared_assertions import rows_of
+from mha.conformance.properties.support.shared_assertions import rows_of, with_other
 from mha.spec import Problem
 from mha.spec.dtypes import traits_of
 
@@ -35,7 +35,7 @@ def expect_unread(
     expected = cache(partial(session.expected, problem))
     for name, tensor in problem.distinct(("key", "value")).items():
         other = torch.where(replaced.unsqueeze(-1), noise.to(tensor), tensor)
-        output = session(_with_other(problem, tensor, other)).output
+        output = session(with_other(problem, tensor, other)).output
         unchanged = sees_none_of_them
         if tensor is problem.query:  # then the replaced positions are other queries, too
             unchanged = unchanged & ~replaced
@@ -84,11 +84,6 @@ def _of_finite_scores(problem: Problem, key: Tensor) -> Tensor:
     k = F.linear(key, weights.w_k, weights.b_k).unflatten(-1, heads)
     largest = q.norm(dim=-1).amax() * k.norm(dim=-1).amax()
     return key * min(1.0, float(torch.finfo(problem.query.dtype).max / 2 / largest))
-
-
-def _with_other(problem: Problem, tensor: Tensor, other: Tensor) -> Problem:
-    """Return the problem with another tensor wherever this one is an input."""
-    return problem.map_inputs(lambda x: other if x is tensor else x)
 
 
 def _first_few(places: list[int], most: int = 4) -> str:
