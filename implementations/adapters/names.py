@@ -5,6 +5,12 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 
+
+def listed(names: str) -> tuple[str, ...]:
+    """Return the names of a text, separated by spaces."""
+    return tuple(names.split())
+
+
 # The names under which functions take each input and each option; a function has at most one of
 # them.
 INPUT_NAMES = {
@@ -13,109 +19,42 @@ INPUT_NAMES = {
     "value": ("value", "values", "v", "V", "x_v", "v_in", "inputs_v"),
 }
 # One input for key and value.
-MEMORY_NAMES = (
-    *(
-        "memory",
-        "context",
-        "kv",
-        "key_value",
-        "key_value_states",
-        "encoder_hidden_states",
-        "encoder_output",
-    ),
-    *(
-        "encoder_outputs",
-        "enc_output",
-        "enc_outputs",
-        "encoder_out",
-        "enc_out",
-        "mem",
-        "y",
-        "xa",
-        "x_kv",
-        "kv_input",
-    ),
-    *(
-        "inputs_kv",
-        "cond",
-        "source",
-        "src",
-        "ctx",
-        "c",
-        "to_tensor",
-        "kv_x",
-        "memory_antecedent",
-        "source_states",
-    ),
-    *(
-        "encoder_states",
-        "x2",
-        "x_2",
-        "encoder_x",
-        "encoder_state",
-        "encoder_features",
-        "encoder_input",
-        "encoded",
-    ),
-    *("encoder_hidden", "enc_x", "x_enc", "src_seq", "kv_seq", "kv_states", "other", "cond_emb"),
-    *("image_features", "context_states", "context_emb", "K", "k"),
-    *("key", "keys", "value", "values", "inputs"),
+MEMORY_NAMES = listed(
+    """
+    memory context kv key_value key_value_states encoder_hidden_states encoder_output
+    encoder_outputs enc_output enc_outputs encoder_out enc_out mem y xa x_kv kv_input inputs_kv
+    cond source src ctx c to_tensor kv_x memory_antecedent source_states encoder_states x2 x_2
+    encoder_x encoder_state encoder_features encoder_input encoded encoder_hidden enc_x x_enc
+    src_seq kv_seq kv_states other cond_emb image_features context_states context_emb K k key
+    keys value values inputs
+    """
 )
-KEY_MASK_NAMES = (
-    *(
-        "key_padding_mask",
-        "padding_mask",
-        "pad_mask",
-        "src_key_padding_mask",
-        "memory_key_padding_mask",
-        "key_mask",
-    ),
-    *(
-        "context_mask",
-        "memory_mask",
-        "encoder_padding_mask",
-        "kv_mask",
-        "y_mask",
-        "valid_mask",
-        "key_pad_mask",
-    ),
-    *("src_padding_mask", "kv_padding_mask", "k_mask"),
+KEY_MASK_NAMES = listed(
+    """
+    key_padding_mask padding_mask pad_mask src_key_padding_mask memory_key_padding_mask key_mask
+    context_mask memory_mask encoder_padding_mask kv_mask y_mask valid_mask key_pad_mask
+    src_padding_mask kv_padding_mask k_mask
+    """
 )
 # The words of a memory, and of a mask for one beside another that is for self-attention.
 MEMORY_WORDS = {"encoder", "enc", "memory", "mem", "cross", "context", "src", "source", "kv"}
 QUERY_WORDS = {"query", "queries", "q", "decoder", "dec", "tgt", "trg", "target"}
 # Of what hides heads, or queries.
-OTHER_MASKS = ("head_mask", "layer_head_mask", "cross_attn_head_mask", "q_mask", "query_mask")
+OTHER_MASKS = listed("head_mask layer_head_mask cross_attn_head_mask q_mask query_mask")
 # The annotations of what is no tensor.
-NUMBERS = ("bool", "int", "float", "str")
+NUMBERS = listed("bool int float str")
 # Of what is added to the scores.
-BIAS_NAMES = ("attn_bias", "attention_bias", "additive_attention_mask", "bias")
+BIAS_NAMES = listed("attn_bias attention_bias additive_attention_mask bias")
 # Flags only where the default is one: others of these names are masks.
 FLAGS = ("causal_mask", "use_causal_mask")
 # Of how many keys are no padding.
-LENGTH_NAMES = (
-    *(
-        "valid_lens",
-        "valid_len",
-        "valid_lengths",
-        "valid_length",
-        "lengths",
-        "lens",
-        "seq_lens",
-        "seq_lengths",
-    ),
-    *(
-        "key_lengths",
-        "key_lens",
-        "kv_lengths",
-        "kv_lens",
-        "src_lengths",
-        "src_lens",
-        "memory_lengths",
-        "x_lens",
-    ),
+LENGTH_NAMES = listed(
+    """
+    valid_lens valid_len valid_lengths valid_length lengths lens seq_lens seq_lengths
+    key_lengths key_lens kv_lengths kv_lens src_lengths src_lens memory_lengths x_lens
+    """
 )
-SCALE_NAMES = ("scale", "softmax_scale", "sm_scale", "scaling", "attn_scale", "scale_factor")
+SCALE_NAMES = listed("scale softmax_scale sm_scale scaling attn_scale scale_factor")
 # Of windows: two numbers, or one number or a pair.
 WINDOW_PAIRS = (
     ("window_size_left", "window_size_right"),
@@ -123,56 +62,41 @@ WINDOW_PAIRS = (
     ("window_left", "window_right"),
     ("left_bound", "right_bound"),
 )
-WINDOW_NAMES = (
-    "window_size",
-    "local_window_size",
-    "sliding_window_size",
-    "sliding_window",
-    "window_left",
-    "window",
+WINDOW_NAMES = listed(
+    """
+    window_size local_window_size sliding_window_size sliding_window window_left window
+    """
 )
-SOFTCAP_NAMES = (
-    "softcap",
-    "soft_cap",
-    "logit_cap",
-    "logits_soft_cap",
-    "attn_logits_soft_cap",
-    "attn_logit_softcapping",
+SOFTCAP_NAMES = listed(
+    """
+    softcap soft_cap logit_cap logits_soft_cap attn_logits_soft_cap attn_logit_softcapping
+    """
 )
-SINK_NAMES = ("sinks", "s_aux", "sink", "learnable_sink", "attention_sinks", "head_sink")
+SINK_NAMES = listed("sinks s_aux sink learnable_sink attention_sinks head_sink")
 OPTION_NAMES = {
     "mask": (
-        *("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", "masks"),
-        *(*KEY_MASK_NAMES, *BIAS_NAMES, *LENGTH_NAMES),
+        *listed("attn_mask attention_mask mask src_mask tgt_mask masks"),
+        *KEY_MASK_NAMES,
+        *BIAS_NAMES,
+        *LENGTH_NAMES,
     ),
     "is_causal": ("is_causal", "causal", "use_causal", *FLAGS),
-    "need_weights": (
-        *(
-            "need_weights",
-            "return_weights",
-            "output_attentions",
-            "return_attention",
-            "return_attn",
-            "output_attention",
-        ),
-        *(
-            "return_attn_weights",
-            "return_attention_weights",
-            "return_attention_scores",
-            "return_attentions",
-        ),
+    "need_weights": listed(
+        """
+        need_weights return_weights output_attentions return_attention return_attn
+        output_attention return_attn_weights return_attention_weights return_attention_scores
+        return_attentions
+        """
     ),
     "average": ("average_attn_weights", "average_weights"),
     "scale": SCALE_NAMES,
     "softcap": SOFTCAP_NAMES,
     "sinks": SINK_NAMES,
     "alibi": ("alibi_slopes", "alibi"),
-    "return_lse": (
-        "return_lse",
-        "return_softmax_lse",
-        "return_logsumexp",
-        "return_residual",
-        "return_attn_probs",
+    "return_lse": listed(
+        """
+        return_lse return_softmax_lse return_logsumexp return_residual return_attn_probs
+        """
     ),
 }
 # Of a mask of keys, beside another one; the last two only if no other name of padding is there.
@@ -192,20 +116,10 @@ NEUTRAL_NAMES = {
     "sines": ("sin", "freqs_sin"),
     "rotation": ("position_embeddings", "cos_sin"),
     "cache": ("kv_cache",),
-    "tile": (
-        *(
-            "block_size",
-            "tile_size",
-            "chunk_size",
-            "block",
-            "tile",
-            "Br",
-            "Bc",
-            "BLOCK_M",
-            "BLOCK_N",
-            "block_q",
-        ),
-        *("block_k",),
+    "tile": listed(
+        """
+        block_size tile_size chunk_size block tile Br Bc BLOCK_M BLOCK_N block_q block_k
+        """
     ),
     # An image of one column has as many rows as there are positions.
     "rows": ("H", "h", "height"),
@@ -235,26 +149,34 @@ def is_option(name: str) -> bool:
 
 
 def is_causal_flag(name: str, default: object) -> bool:
-    """Return whether a parameter of this name and default is a causal flag, by the words of its
-    name.
+    """Return whether a parameter is a causal flag, by its default and the words of its name.
 
-    >>> is_causal_flag("apply_causal_mask", False), is_causal_flag("causal_mask", None), is_causal_flag("masked", False)
-    (True, False, False)
+    >>> is_causal_flag("apply_causal_mask", False), is_causal_flag("masked", False)
+    (True, False)
+    >>> is_causal_flag("causal_mask", None)
+    False
     """
     words = {*words_of(name)}
-    return (
-        isinstance(default, bool)
-        and "causal" in words
-        and words.isdisjoint(("no", "non", "not", "lm"))
-    )
+    is_negated = not words.isdisjoint(("no", "non", "not"))
+    is_of_model = "lm" in words  # a causal language model
+    return isinstance(default, bool) and "causal" in words and not is_negated and not is_of_model
 
 
 def names_used(cls: type, *, bases: bool = True) -> set[str]:
-    """Return the names that the methods of a class, and of its bases, use.
+    """Return the names of variables and attributes that the methods of a class use.
 
-    >>> "partition" in names_used(type("Split", (), {"split": lambda self, name: name.partition(".")}))
+    bases: whether those of its bases are looked at too.
+
+    >>> class Split:
+    ...     def split(self, name):
+    ...         return name.partition(".")
+    >>> "partition" in names_used(Split)
     True
     """
-    values = [value for each in (cls.__mro__ if bases else (cls,)) for value in vars(each).values()]
-    methods = [getattr(value, "__code__", None) for value in values]
-    return {name for code in methods if code is not None for name in code.co_names}
+    names: set[str] = set()
+    for each in cls.__mro__ if bases else (cls,):
+        for member in vars(each).values():
+            code = getattr(member, "__code__", None)
+            if code is not None:
+                names.update(code.co_names)
+    return names
