@@ -1,6 +1,4 @@
-"""The masks that a module takes: what they mean, their shape, and whether key padding is an
-argument of its own.
-"""
+"""The masks that a module takes: their meaning, their shape, and whether padding is on its own."""
 
 from __future__ import annotations
 
@@ -18,6 +16,7 @@ from mha.spec.masks import form_of
 
 PaddingConvention = Literal["keep", "drop"]
 MaskedNumber = Literal["-inf", "lowest"]
+# B, H, L and S.
 Sizes = tuple[int, int, int, int]
 # The claim that masks differ along an axis.
 CLAIM_OF_AXIS = {"b": "per_item_mask", "h": "per_head_mask", "l": "per_query_mask"}
@@ -27,14 +26,28 @@ CLAIM_OF_AXIS = {"b": "per_item_mask", "h": "per_head_mask", "l": "per_query_mas
 class MaskFormat:
     """The masks that a function takes.
 
-    See `mask`, `mask_shape`, `mask_numbers`, `padding`, `causal_by_default`, `mask_required` and
-    `masked_number` of `from_module`.
-
     For the author of a `Call`: `translate` gives a mask in this format, and `split` takes key
     padding out of it.
 
+    convention: of boolean masks: "keep" (True = may attend), "drop" (True = may not attend),
+        "additive" (0 or -infinity, added to the scores), or None if it takes no mask.
+    shape: such as "b s", "b 1 l s" or "(b h) l s", if it does not take what is broadcastable to
+        (B, H, L, S); see also `Claims.per_head_mask` and `Claims.per_query_mask`. Without s, "b" or
+        "b l", it is the number of the first keys that a query may attend to
+        (`Claims.prefix_masks`).
+    numbers: whether it takes boolean masks as ones and zeros in the dtype of the query.
+    padding: "keep" or "drop" if, beside its mask, it takes one of keys (B, S) under a name of
+        padding (`PADDING_NAMES`): keys that no head and no query of an item may attend to go there,
+        and the rest of a mask to the mask. Masks of numbers are not split.
+    causal_by_default: whether a call without a mask is causal, and a mask takes the place of that.
+        A call that is not causal then gets a mask that allows everything.
+    required: whether a call without a mask raises. It gets one that allows everything.
+    masked_number: what an additive mask has for a key that is masked: "-inf", or "lowest" for the
+        lowest number of its dtype, as callers of transformers' code pass it.
+
     >>> allowed = torch.tensor([[True, True, False]])[:, None, None]
-    >>> MaskFormat("drop", "b s").translate("Mine", allowed, (1, 2, 4, 3), torch.float32, claimed=True)
+    >>> sizes = (1, 2, 4, 3)
+    >>> MaskFormat("drop", "b s").translate("Mine", allowed, sizes, torch.float32, claimed=True)
     tensor([[False, False,  True]])
     """
 
@@ -60,15 +73,7 @@ class MaskFormat:
             )
         self._validate_counts(label)
         self._validate_number(label)
-        if self.padding not in (None, *get_args(PaddingConvention)):
-            raise ImplementationError(
-                f"{label}: padding must be 'keep', 'drop' or None, but is {self.padding!r}"
-            )
-        if self.padding and self.convention is None:
-            raise ImplementationError(
-                f"{label}: padding={self.padding!r} is an argument beside another mask, but mask is"
-                f" None; if there is only one, pass mask={self.padding!r} and mask_shape='b s'"
-            )
+        self._validate_padding(label)
         if self.required and self.convention is None:
             raise ImplementationError(
                 f"{label}: mask_required=True needs the convention of the mask, but mask is None;"
@@ -82,9 +87,7 @@ class MaskFormat:
             )
 
     def _validate_number(self, label: str) -> None:
-        """Raise ImplementationError, with the label, for a number of masked keys that no mask of
-        these has.
-        """
+        """Raise ImplementationError for a number of masked keys that no such mask has."""
         if self.masked_number not in get_args(MaskedNumber):
             raise ImplementationError(
                 f"{label}: masked_number must be '-inf' or 'lowest', but is {self.masked_number!r}"
@@ -96,24 +99,29 @@ class MaskFormat:
             )
 
     def _validate_counts(self, label: str) -> None:
-        """Raise ImplementationError, with the label, for numbers of keys in a convention that they
-        cannot have.
-        """
-        if self.counts_keys and (self.convention, self.numbers, self.padding) != (
-            "keep",
-            False,
-            None,
-        ):
+        """Raise ImplementationError for numbers of keys in a convention that has none."""
+        is_plain = self.convention == "keep" and not self.numbers and self.padding is None
+        if self.counts_keys and not is_plain:
             raise ImplementationError(
                 f"{label}: mask_shape={self.shape!r}, without s, is for the number of the keys that"
                 " are kept, so mask must be 'keep', without mask_numbers and padding"
             )
 
+    def _validate_padding(self, label: str) -> None:
+        """Raise ImplementationError for padding of no convention, or beside no other mask."""
+        if self.padding not in (None, *get_args(PaddingConvention)):
+            raise ImplementationError(
+                f"{label}: padding must be 'keep', 'drop' or None, but is {self.padding!r}"
+            )
+        if self.padding and self.convention is None:
+            raise ImplementationError(
+                f"{label}: padding={self.padding!r} is an argument beside another mask, but mask is"
+                f" None; if there is only one, pass mask={self.padding!r} and mask_shape='b s'"
+            )
+
     @property
     def axes(self) -> set[str]:
-        """The axes of "bhls" along which its masks may differ; those of the attention mask, if
-        padding is separate.
-        """
+        """The axes of "bhls" along which its masks differ, without those of separate padding."""
         return {*"bhls"} if self.shape is None else set(axes_of(self.shape))
 
     @property
@@ -122,39 +130,42 @@ class MaskFormat:
         return self.convention is not None and "s" not in self.axes
 
     def limits(self, claims: Claims) -> dict[str, Any]:
-        """Return the claims about masks that this format cannot express, each with the most that it
-        can.
-        """
+        """Return the claims that these masks cannot express, each with the most that they can."""
         if self.convention is None:
             return {"masks": ()}
         axes, forms = self.axes, self._forms(claims)
-        most: dict[str, Any] = {"prefix_masks": True} if self.counts_keys else {}
-        if (
-            self.padding and "b" not in axes and claims.per_item_mask
-        ):  # items differ in their padding only
-            axes, forms = axes - {"h"} | {"b"}, {"bool"}
+        most: dict[str, Any] = {}
+        if self.counts_keys:
+            most["prefix_masks"] = True
+        if self.padding and "b" not in axes and claims.per_item_mask:
+            # Items differ in their padding only, which is boolean, and the same for all heads.
+            axes = axes - {"h"} | {"b"}
+            forms = {"bool"}
             most["joint_masks"] = False
-        most |= {"masks": forms} | {
-            claim: False for axis, claim in CLAIM_OF_AXIS.items() if axis not in axes
-        }
+        most["masks"] = forms
+        for axis, claim in CLAIM_OF_AXIS.items():
+            if axis not in axes:
+                most[claim] = False
         return {claim: value for claim, value in most.items() if getattr(claims, claim) != value}
 
     def _forms(self, claims: Claims) -> set[str]:
-        """Return the claimed forms of masks that this format can express; integers would be added
-        to the scores.
-        """
+        """Return the claimed forms of masks that this format can express."""
         if self.numbers or self.counts_keys:
             return {"bool"}
-        return {*claims.masks} - ({"int"} if self.convention == "additive" else set())
+        if self.convention == "additive":
+            return {*claims.masks} - {"int"}  # integers would be added to the scores
+        return {*claims.masks}
 
     def translate(
         self, label: str, mask: Tensor, sizes: Sizes, dtype: torch.dtype, *, claimed: bool
     ) -> Tensor:
         """Return a canonical mask in this format.
 
-        label: the name in messages. sizes: B, H, L, S. dtype: of the query. claimed: whether the
-        form of the mask is claimed; otherwise its values are not translated, since refusing it is
-        the task of the function.
+        label: the name in messages.
+        sizes: B, H, L, S.
+        dtype: of the query.
+        claimed: whether the form of the mask is claimed; otherwise its values are not translated,
+            since refusing it is the task of the function.
 
         Raises UnsupportedCallError for a mask that this format cannot express.
         """
@@ -170,7 +181,9 @@ class MaskFormat:
             mask = _count_keys(label, mask, sizes[3])
         if self.shape is not None:
             mask = shape_mask(label, mask, self.shape, sizes)
-        return self._numbers(self._converted(mask, dtype) if claimed else mask, dtype)
+        if claimed:
+            mask = self._converted(mask, dtype)
+        return self._as_numbers(mask, dtype)
 
     def _converted(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a mask of a claimed form in this convention; one of integers stays one."""
@@ -182,15 +195,12 @@ class MaskFormat:
         return converted
 
     def translate_padding(self, keys: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
-        """Return the keys (B, S) that each item may attend to, True = may attend, as the padding
-        argument.
-        """
+        """Return the keys (B, S) of each item, True = may attend, as the padding argument."""
         keys = _expand(_expand(keys, 0, sizes[0]), 1, sizes[3])
-        return self._numbers(to_convention(keys, self.padding or "keep", dtype), dtype)
+        return self._as_numbers(to_convention(keys, self.padding or "keep", dtype), dtype)
 
     def split(self, label: str, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Split a canonical mask into the keys (B, S) that each item may attend to, and the rest of
-        the mask.
+        """Split a canonical mask into the keys (B, S) of each item, and the rest of the mask.
 
         Either is None where the shape of the mask leaves nothing to it: a mask (B, 1, 1, S) is all
         padding, and one that all items share has none. A mask of numbers is not split, nor is any
@@ -200,7 +210,7 @@ class MaskFormat:
         """
         if not self.padding or mask is None or mask.dtype != torch.bool or mask.ndim > 4:
             return None, mask
-        mask = mask[(None,) * (4 - mask.ndim)]
+        mask = _of_four_axes(mask)
         if mask.shape[1:3] == (1, 1):
             return mask[:, 0, 0], None
         if mask.shape[0] == 1:
@@ -215,7 +225,7 @@ class MaskFormat:
             )
         return keys, shared
 
-    def _numbers(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
+    def _as_numbers(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
         return mask.to(dtype) if self.numbers and mask.dtype == torch.bool else mask
 
 
@@ -249,32 +259,32 @@ def axes_of(pattern: str) -> list[str]:
 def shape_mask(label: str, mask: Tensor, pattern: str, sizes: Sizes) -> Tensor:
     """Bring a canonical mask to the shape that a module takes, with every axis at full size.
 
-    label: the name in messages. mask: broadcastable to (B, H, L, S), whose sizes are `sizes`; an
-    axis of another size keeps it, since refusing it is the task of the module. pattern: of b, h, l,
-    s and 1; the mask must not differ along an axis that it leaves out or has as 1.
+    label: the name in messages.
+    mask: broadcastable to (B, H, L, S), whose sizes are `sizes`; an axis of another size keeps it,
+        since refusing it is the task of the module.
+    pattern: of b, h, l, s and 1; the mask must not differ along an axis that it leaves out or has
+        as 1.
 
     Raises UnsupportedCallError where it does.
 
-    >>> shape_mask("Mine", torch.ones(2, 1, 1, 3, dtype=torch.bool), "(b h) l s", (2, 4, 5, 3)).shape
+    >>> mask = torch.ones(2, 1, 1, 3, dtype=torch.bool)
+    >>> shape_mask("Mine", mask, "(b h) l s", (2, 4, 5, 3)).shape
     torch.Size([8, 5, 3])
     """
     if mask.ndim > 4:
         raise UnsupportedCallError(
             f"{label} takes masks of the shape {pattern!r}, not of {mask.ndim} dimensions"
         )
-    mask, axes = mask[(None,) * (4 - mask.ndim)], []
+    mask = _of_four_axes(mask)
+    kept = axes_of(pattern)
+    axes = []
     for number, (axis, size) in enumerate(zip("bhls", sizes, strict=True)):
-        if axis in axes_of(pattern):
+        if axis in kept:
             mask = _expand(mask, number, size)
             axes.append(axis)
             continue
-        fits = mask.shape[number] in (1, size)
-        if not mask.shape[number]:  # of no query, say: then a mask for all of them may say anything
-            mask = mask.new_ones(
-                [1 if axis == number else length for axis, length in enumerate(mask.shape)]
-            )
-        first = mask.narrow(number, 0, 1)
-        if not fits or not torch.equal(first.expand_as(mask), mask):
+        first = _first_along(mask, number, size)
+        if first is None:
             raise UnsupportedCallError(
                 f"{label} takes masks of the shape {pattern!r}, which cannot differ along {axis}"
             )
@@ -283,10 +293,28 @@ def shape_mask(label: str, mask: Tensor, pattern: str, sizes: Sizes) -> Tensor:
     return rearrange(mask, f"{' '.join(axes)} -> {pattern}").contiguous()
 
 
+def _of_four_axes(mask: Tensor) -> Tensor:
+    """Return a mask of at most four axes with all four, those that it lacks first."""
+    return mask[(None,) * (4 - mask.ndim)]
+
+
+def _first_along(mask: Tensor, axis: int, size: int) -> Tensor | None:
+    """Return the first part of a mask along an axis; None if others differ, or the size does."""
+    if mask.shape[axis] not in (1, size):
+        return None
+    if mask.shape[axis] == 0:
+        # As of no query: a mask for all of them may say anything.
+        shape = list(mask.shape)
+        shape[axis] = 1
+        return mask.new_ones(shape)
+    first = mask.narrow(axis, 0, 1)
+    return first if torch.equal(first.expand_as(mask), mask) else None
+
+
 def _expand(mask: Tensor, axis: int, size: int) -> Tensor:
     """Return a mask with an axis of size 1 expanded to a size; any other size stays."""
-    return (
-        mask.expand(*(size if number == axis else -1 for number in range(mask.ndim)))
-        if mask.shape[axis] == 1
-        else mask
-    )
+    if mask.shape[axis] != 1:
+        return mask
+    sizes = [-1] * mask.ndim
+    sizes[axis] = size
+    return mask.expand(sizes)
