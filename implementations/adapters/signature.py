@@ -1,37 +1,35 @@
-"""What the parameters of a function mean, by their names: the inputs, the masks and the flags of an
-attention.
-"""
+"""What the parameters of a function mean, by their names: inputs, masks and flags."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from types import MethodType
 from typing import Any
 
+from mha.implementations.adapters.named_options import (
+    annotation_of,
+    first_known,
+    is_unknown_mask,
+    option_name,
+    window_names,
+)
 from mha.implementations.adapters.names import (
-    FLAGS,
     INPUT_NAMES,
     MEMORY_NAMES,
     MEMORY_WORDS,
     NEUTRAL_MEANING,
     NUMBERS,
     OPTION_NAMES,
-    OTHER_MASKS,
     PADDING_NAMES,
     PAIRED,
     QUERY_WORDS,
-    WINDOW_NAMES,
-    WINDOW_PAIRS,
-    is_causal_flag,
     is_option,
     words_of,
 )
 
-# Options that are numbers, and no flags.
-OF_NUMBERS = ("softcap", "sinks", "alibi")
+BY_POSITION = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 @dataclass(frozen=True)
@@ -41,16 +39,16 @@ class Signature:
     inputs: its names for query, key and value; empty if they are passed by position.
     one_input: whether it can be called with a single input, as self-attention is.
     memory: its name for one input that is both key and value; the query then comes first.
-    query: its name for the query, if the memory comes first.
     mask, padding, is_causal, need_weights, average, scale, return_lse, softcap, sinks, alibi: its
         names for these options; None for one that it does not have.
     window: those for a window, one or two; empty if it has none.
-    required: those of its options, and its memory, that have no default. none_by_default: those
-        whose default is None.
+    required: the names of all parameters without a default.
+    none_by_default: the names of all parameters with the default None.
     others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which
         are given None.
-    rotations: those of them that are given cosines of 1 and sines of 0. pairs: whether these, or
-        `PAIRED`, are for each position and pair of columns.
+    rotations: those of them that are given cosines of 1 and sines of 0.
+    pairs: whether these, or `PAIRED`, are for each position and pair of columns.
+    query: its name for the query, if the memory comes first.
     alone: what they mean in self-attention, where a memory is left out; None if it is always
         passed.
     """
@@ -86,13 +84,11 @@ class Signature:
         """Return the same, with rotations for each position and pair of columns, or as they are."""
         if not of_pairs:
             return self
-        given = self.rotations.union(name for name in self.others if name in PAIRED)
-        return replace(
-            self,
-            rotations=given,
-            pairs=True,
-            alone=self.alone and self.alone.with_rotations(of_pairs=True),
-        )
+        alone = self.alone
+        if alone is not None:
+            alone = alone.with_rotations(of_pairs=True)
+        rotations = self.rotations.union(name for name in self.others if name in PAIRED)
+        return replace(self, rotations=rotations, pairs=True, alone=alone)
 
     @property
     def guesses_mask(self) -> bool:
@@ -109,19 +105,19 @@ def signature_of(
 ) -> Signature:
     """Return what the parameters of a function mean, by their names.
 
-    padding: whether one mask is of key padding. self_attention: whether a memory is never passed.
+    padding: whether one mask is of key padding.
+    self_attention: whether a memory is never passed.
     query_last: of two inputs, whether the first one is a memory, or the second one; None if their
-    names say it.
+        names say it.
     """
     inputs = input_names(parameters)
     memory, query = _memory_and_query(parameters, query_last)
     one_input, others = _one_input_and_others(parameters, inputs, memory)
-    mask, of_padding = _mask_names(
-        parameters, padding, has_memory=memory is not None and not self_attention
-    )
-    is_causal, need_weights, average = (
-        option_name(name, parameters) for name in ("is_causal", "need_weights", "average")
-    )
+    has_memory = memory is not None and not self_attention
+    mask, of_padding = _mask_names(parameters, padding, has_memory=has_memory)
+    is_causal = option_name("is_causal", parameters)
+    need_weights = option_name("need_weights", parameters)
+    average = option_name("average", parameters)
     given = (mask, of_padding, is_causal, need_weights, average)
     others += [name for name in _required_options(parameters) if name not in given]
     return Signature(
@@ -150,13 +146,12 @@ def signature_of(
 def _memory_and_query(
     parameters: Mapping[str, inspect.Parameter], query_last: bool | None
 ) -> tuple[str | None, str | None]:
-    """Return a function's names for a memory, if it takes one, and for the query, if that is not
-    passed first.
-    """
-    if query_last is None or not takes_two(parameters):
-        return None if input_names(parameters) else memory_name(parameters), None
-    first, second = (parameter.name for parameter in required_inputs(parameters))
-    return (first, second) if query_last else (second, None)
+    """Return the names of a memory, if there is one, and of a query that does not come first."""
+    if query_last is not None and takes_two(parameters):
+        first, second = (parameter.name for parameter in required_inputs(parameters))
+        return (first, second) if query_last else (second, None)
+    memory = None if input_names(parameters) else memory_name(parameters)
+    return memory, None
 
 
 def _mask_names(
@@ -167,83 +162,43 @@ def _mask_names(
     A name that is not known, but has the word mask, is of the mask of a memory if it says so, as in
     BERT; of the only mask; or of one of pairs beside one of padding.
     """
-    unknown = [name for name, parameter in parameters.items() if _is_unknown_mask(parameter)]
-    if of_memory := _masks_of_memory(unknown, parameters) if has_memory else []:
-        return of_memory[0], None
-    named = [name for name in parameters if not isinstance(parameters[name].default, bool)]
-    of_padding = next(filter(named.__contains__, PADDING_NAMES), None) if padding else None
-    known = [name for name in OPTION_NAMES["mask"] if name in named and name != of_padding]
-    return next(chain(known, unknown), None), of_padding
+    unknown = [name for name, parameter in parameters.items() if is_unknown_mask(parameter)]
+    if has_memory:
+        of_memory = _masks_of_memory(unknown, parameters)
+        if of_memory:
+            return of_memory[0], None
+    named = {name: p for name, p in parameters.items() if not isinstance(p.default, bool)}
+    of_padding = first_known(PADDING_NAMES, named) if padding else None
+    others = [name for name in OPTION_NAMES["mask"] if name != of_padding]
+    mask = first_known(others, named)
+    if mask is None and unknown:
+        mask = unknown[0]
+    return mask, of_padding
 
 
 def _masks_of_memory(masks: list[str], parameters: Mapping[str, inspect.Parameter]) -> list[str]:
-    """Return the masks whose names say that they are of the memory, and of no other one that can be
-    passed.
-    """
+    """Return the masks whose names say that they are of the memory, and of no other one."""
     memory = memory_name(parameters) or ""
-    other_memories = parameters.keys() & {*MEMORY_NAMES} - {memory}
-    other_words = {word for other in other_memories for word in words_of(other)}.difference(
-        words_of(memory)
-    )
-    return [name for name in masks if not MEMORY_WORDS.isdisjoint({*words_of(name)} - other_words)]
-
-
-def _is_unknown_mask(parameter: inspect.Parameter) -> bool:
-    """Return whether a parameter is called a mask, and may be a tensor."""
-    name, annotation = parameter.name, _annotation(parameter)
-    is_unknown = "mask" in words_of(name) and name not in (*OTHER_MASKS, *OPTION_NAMES["mask"])
-    has_value = parameter.default is not None and parameter.default is not parameter.empty
-    return is_unknown and not has_value and not annotation.startswith(NUMBERS)
-
-
-def _annotation(parameter: inspect.Parameter) -> str:
-    return inspect.formatannotation(parameter.annotation).strip("'")
+    other_words: set[str] = set()
+    for other in MEMORY_NAMES:
+        if other in parameters and other != memory:
+            other_words.update(words_of(other))
+    words_of_memory = MEMORY_WORDS - other_words.difference(words_of(memory))
+    return [name for name in masks if not words_of_memory.isdisjoint(words_of(name))]
 
 
 def input_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
     """Return a function's names for query, key and value; empty unless it names all three."""
-    names = [
-        next((name for name in known if name in parameters), "") for known in INPUT_NAMES.values()
-    ]
-    positional = any(
-        name and parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY for name in names
-    )
-    return tuple(names) if all(names) and not positional else ()
-
-
-def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str | None:
-    """Return a function's name for an option of `OPTION_NAMES`; None if it does not have it.
-
-    >>> option_name("is_causal", inspect.signature(lambda x, causal_mask=False: x).parameters)
-    'causal_mask'
-    """
-    known = (
-        _numbers(OPTION_NAMES[option], parameters) if option in OF_NUMBERS else OPTION_NAMES[option]
-    )
-    present = [name for name in known if name in parameters]
-    named = next(
-        (name for name in present if name not in FLAGS or _is_flag(parameters[name])), None
-    )
-    if named or option != "is_causal":
-        return named
-    return next((name for name, p in parameters.items() if is_causal_flag(name, p.default)), None)
-
-
-def window_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
-    """Return a function's names for a window: two for two numbers, or one; empty if it has none.
-
-    >>> window_names(inspect.signature(lambda q, k, v, window_left=-1: q).parameters)
-    ('window_left',)
-    """
-    pair = next((pair for pair in WINDOW_PAIRS if all(name in parameters for name in pair)), None)
-    return pair or tuple(_numbers(WINDOW_NAMES, parameters))[:1]
-
-
-def _numbers(known: Iterable[str], parameters: Mapping[str, inspect.Parameter]) -> Iterator[str]:
-    """Yield the names of a function that are no flags; a flag of such a name switches something on."""
-    for name in known:
-        if name in parameters and not _is_flag(parameters[name]):
-            yield name
+    names = []
+    for known in INPUT_NAMES.values():
+        name = first_known(known, parameters)
+        if name is None:
+            return ()
+        names.append(name)
+    by_position_only = inspect.Parameter.POSITIONAL_ONLY
+    if any(parameters[name].kind is by_position_only for name in names):
+        return ()
+    return tuple(names)
 
 
 def _with_default(parameters: Mapping[str, inspect.Parameter], value: object) -> frozenset[str]:
@@ -251,27 +206,19 @@ def _with_default(parameters: Mapping[str, inspect.Parameter], value: object) ->
     return frozenset(name for name, parameter in parameters.items() if parameter.default is value)
 
 
-def _is_flag(parameter: inspect.Parameter) -> bool:
-    return isinstance(parameter.default, bool) or parameter.annotation in (bool, "bool")
-
-
 def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
-    """Return a function's name for one input that is both key and value; None unless another input
-    comes first.
+    """Return a function's name for one input that is both key and value, after another input.
 
-    Three required inputs are query, key and value, whatever their names.
+    None without one. Three required inputs are query, key and value, whatever their names.
     """
-    if len(required_inputs(parameters)) == 3:
+    inputs = required_inputs(parameters)
+    name = first_known(MEMORY_NAMES, parameters)
+    if name is None or not inputs or len(inputs) == 3:
         return None
-    name = next((name for name in MEMORY_NAMES if name in parameters), None)
-    first = next(iter(required_inputs(parameters)), None)
-    by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    query_first = first is not None and first.kind in by_position and first.name != name
-    return (
-        name
-        if name is not None and query_first and parameters[name].kind is not by_position[0]
-        else None
-    )
+    first = inputs[0]
+    query_first = first.kind in BY_POSITION and first.name != name
+    can_be_named = parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
+    return name if query_first and can_be_named else None
 
 
 def takes_two(parameters: Mapping[str, inspect.Parameter]) -> bool:
@@ -290,10 +237,14 @@ def possible_orders(parameters: Mapping[str, inspect.Parameter]) -> list[bool]:
     """
     if not takes_two(parameters):
         return []
-    first, second = ({*words_of(parameter.name)} for parameter in required_inputs(parameters))
-    query_first = not (memory_name(parameters) or first & MEMORY_WORDS or second & QUERY_WORDS)
-    query_last = not (second & MEMORY_WORDS or first & QUERY_WORDS)
-    return [last for last, fits in ((False, query_first), (True, query_last)) if fits]
+    first, second = (words_of(parameter.name) for parameter in required_inputs(parameters))
+    orders = []
+    names_fit = MEMORY_WORDS.isdisjoint(first) and QUERY_WORDS.isdisjoint(second)
+    if names_fit and not memory_name(parameters):
+        orders.append(False)
+    if MEMORY_WORDS.isdisjoint(second) and QUERY_WORDS.isdisjoint(first):
+        orders.append(True)
+    return orders
 
 
 def _required_options(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
@@ -322,15 +273,16 @@ def call_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter
     """
     parameters = dict(inspect.signature(function).parameters)
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code and {"cos", "sin"} <= {*code.co_varnames, *code.co_cellvars}:
-        pairs = [p for name, p in parameters.items() if NEUTRAL_MEANING.get(name) == "rotation"]
-        parameters |= {p.name: p.replace(default=p.empty, annotation=tuple) for p in pairs}
+    if code is None or not {"cos", "sin"} <= {*code.co_varnames, *code.co_cellvars}:
+        return parameters
+    for name, parameter in parameters.items():
+        if NEUTRAL_MEANING.get(name) == "rotation":
+            parameters[name] = parameter.replace(default=parameter.empty, annotation=tuple)
     return parameters
 
 
 def forward_of(cls: type) -> Callable[..., Any]:
-    """Return `forward` of a class, with the parameters that a call passes: without the receiver,
-    whatever its name.
+    """Return `forward` of a class, with the parameters that a call passes: without the receiver.
 
     >>> class Attention:
     ...     def forward(this, x): ...
@@ -338,10 +290,8 @@ def forward_of(cls: type) -> Callable[..., Any]:
     ['x']
     """
     found: Any = cls.forward  # type: ignore[attr-defined]  # its callers ask for modules
-    is_bound, own = (
-        getattr(found, "__self__", None) is not None,
-        inspect.getattr_static(cls, "forward", found),
-    )
+    is_bound = getattr(found, "__self__", None) is not None
+    own = inspect.getattr_static(cls, "forward", found)
     # What has no `__get__` is called without a receiver.
     if is_bound or isinstance(own, staticmethod) or not hasattr(type(own), "__get__"):
         return found  # type: ignore[no-any-return]  # a function
@@ -350,23 +300,18 @@ def forward_of(cls: type) -> Callable[..., Any]:
 
 def _is_rotation(parameter: inspect.Parameter) -> bool:
     """Return whether a required parameter is of a rotation, and cannot be None."""
-    meaning, annotation = NEUTRAL_MEANING.get(parameter.name), _annotation(parameter)
-    if (
-        meaning not in ("cosines", "sines", "rotation")
-        or "None" in annotation
-        or "Optional" in annotation
-    ):
+    meaning, annotation = NEUTRAL_MEANING.get(parameter.name), annotation_of(parameter)
+    if "None" in annotation or "Optional" in annotation:
         return False
-    return (
-        "tuple" in annotation.lower()
-        if meaning == "rotation"
-        else not annotation.startswith(NUMBERS)
-    )
+    if meaning == "rotation":
+        return "tuple" in annotation.lower()
+    return meaning in ("cosines", "sines") and not annotation.startswith(NUMBERS)
 
 
 def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
-    """Return the parameters without a default that may be inputs: the first one, and others of no
-    other meaning.
+    """Return the parameters without a default that may be inputs.
+
+    These are the first one, and others of no other meaning.
     """
     required = _required(parameters)
     return required[:1] + [p for p in required[1:] if p.name not in NEUTRAL_MEANING]
@@ -394,7 +339,9 @@ def _required(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Param
     own = _possible_inputs(parameters)
     required = [p for p in own if p.default is p.empty]
     has_input = any(p.name not in NEUTRAL_MEANING for p in required)
-    return required if has_input else [p for p in own[:1] if p.default is None] + required
+    if not has_input and own and own[0].default is None:
+        return [own[0], *required]
+    return required
 
 
 def _one_input_and_others(
@@ -418,8 +365,6 @@ def _one_input_and_others(
 def _takes_one(
     parameters: Mapping[str, inspect.Parameter], first: inspect.Parameter, memory: str | None
 ) -> bool:
-    """Return whether the first parameter is passed by position, and a memory beside it can be left
-    out.
-    """
+    """Return whether the first parameter can be the only input, passed by position."""
     needs_memory = memory is not None and parameters[memory].default is inspect.Parameter.empty
-    return first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD) and not needs_memory
+    return first.kind in BY_POSITION and not needs_memory

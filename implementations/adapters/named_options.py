@@ -1,0 +1,80 @@
+"""Which parameter of a function is which option of an attention, by its name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterable, Mapping
+
+from mha.implementations.adapters.names import (
+    FLAGS,
+    NUMBERS,
+    OPTION_NAMES,
+    OTHER_MASKS,
+    WINDOW_NAMES,
+    WINDOW_PAIRS,
+    is_causal_flag,
+    words_of,
+)
+
+# Options that are numbers, and no flags.
+OF_NUMBERS = ("softcap", "sinks", "alibi")
+
+
+def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str | None:
+    """Return a function's name for an option of `OPTION_NAMES`; None if it does not have it.
+
+    >>> option_name("is_causal", inspect.signature(lambda x, causal_mask=False: x).parameters)
+    'causal_mask'
+    """
+    for name in OPTION_NAMES[option]:
+        if name not in parameters:
+            continue
+        is_flag = _is_flag(parameters[name])
+        # A flag of the name of a number switches something on, and a flag's name may be a mask's.
+        if (is_flag and option in OF_NUMBERS) or (name in FLAGS and not is_flag):
+            continue
+        return name
+    if option == "is_causal":
+        for name, parameter in parameters.items():
+            if is_causal_flag(name, parameter.default):
+                return name
+    return None
+
+
+def window_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
+    """Return a function's names for a window: two for two numbers, or one; empty if it has none.
+
+    >>> window_names(inspect.signature(lambda q, k, v, window_left=-1: q).parameters)
+    ('window_left',)
+    """
+    for pair in WINDOW_PAIRS:
+        if all(name in parameters for name in pair):
+            return pair
+    for name in WINDOW_NAMES:
+        if name in parameters and not _is_flag(parameters[name]):
+            return (name,)
+    return ()
+
+
+def first_known(known: Iterable[str], parameters: Collection[str]) -> str | None:
+    """Return the first of some known names that a function has; None without one."""
+    for name in known:
+        if name in parameters:
+            return name
+    return None
+
+
+def _is_flag(parameter: inspect.Parameter) -> bool:
+    return isinstance(parameter.default, bool) or parameter.annotation in (bool, "bool")
+
+
+def is_unknown_mask(parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter is called a mask, and may be a tensor."""
+    name, annotation = parameter.name, annotation_of(parameter)
+    is_unknown = "mask" in words_of(name) and name not in (*OTHER_MASKS, *OPTION_NAMES["mask"])
+    has_value = parameter.default is not None and parameter.default is not parameter.empty
+    return is_unknown and not has_value and not annotation.startswith(NUMBERS)
+
+
+def annotation_of(parameter: inspect.Parameter) -> str:
+    return inspect.formatannotation(parameter.annotation).strip("'")
