@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dis
+import ast
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, get_args, is_typeddict
 
+from mha.implementations.adapters.constructor_names import without_partial
 from mha.implementations.discovery.loaded import module_named, variables_of
 
 # What classes after those of transformers read from their config without a parameter of this name.
@@ -51,34 +51,63 @@ class AnyConfig(SimpleNamespace):
 def config_code(
     constructor: Callable[..., Any], sizes: Mapping[str, str], error: AttributeError
 ) -> str:
-    """Return the code of a config that has what a constructor reads from `AnyConfig`, which lacked
-    some of it.
+    """Return the code of a config with all that a constructor reads.
+
+    Where its source cannot be had, "..." stands for what else it reads beside what was missing.
 
     sizes: the code of the values that are known, by their names.
+    error: what the constructor raised for an `AnyConfig`, which lacked some of it.
     """
-    target: Any = constructor.func if isinstance(constructor, partial) else constructor
-    code = getattr(getattr(target, "__init__", target), "__code__", target)
-    receiver = next(iter(getattr(code, "co_varnames", ())), "") if inspect.isclass(target) else ""
-    read = [
-        after.argval
-        for before, after in pairwise(dis.get_instructions(code))
-        if before.opname.startswith("LOAD_FAST")
-        and after.opname == "LOAD_ATTR"
-        and before.argval != receiver
-    ]
-    names = [name for name in dict.fromkeys(read) if name in vars(error.obj)]
-    values = [f"{name}={sizes.get(name, '...')}" for name in (*names, error.name)]
+    target = without_partial(constructor)
+    read = attributes_read(target.__init__ if inspect.isclass(target) else target)
+    if read is None:
+        return f"types.SimpleNamespace({error.name}=..., ...)"
+    known = [name for name in read if name in vars(error.obj)]
+    values = [f"{name}={sizes.get(name, '...')}" for name in (*known, str(error.name))]
     return f"types.SimpleNamespace({', '.join(values)})"
+
+
+def attributes_read(function: Callable[..., Any]) -> list[str] | None:
+    """Return the attributes that a function reads from its variables, in the order of its source.
+
+    Those of `self`, the first parameter of a method, are left out. None without a source.
+    """
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+        (definition,) = ast.parse(source).body
+    except (OSError, TypeError, ValueError, SyntaxError):  # as of a builtin, or of part of a line
+        return None
+    if not isinstance(definition, ast.FunctionDef):
+        return None
+    nodes = [*ast.walk(definition)]
+    local = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    local |= {node.id for node in nodes if isinstance(node, ast.Name) and _is_written(node)}
+    if definition.name == "__init__":
+        local.discard(definition.args.args[0].arg)
+    read = []
+    for node in nodes:
+        if not isinstance(node, ast.Attribute) or _is_written(node):
+            continue
+        if isinstance(node.value, ast.Name) and node.value.id in local:
+            read.append(node)
+    read.sort(key=lambda node: (node.lineno, node.col_offset))
+    return list(dict.fromkeys(node.attr for node in read))
+
+
+def _is_written(node: ast.Name | ast.Attribute) -> bool:
+    return not isinstance(node.ctx, ast.Load)
 
 
 def config_object(
     constructor: Callable[..., Any], name: str, every: Mapping[str, Any], kept: Collection[str]
 ) -> Any:
-    """Return an object with these values by name, or one of the constructor's own config class that
-    holds those it has.
+    """Return an object with values by name, of the constructor's own config class if it has one.
 
-    name: of the parameter. every: the values. kept: the names that a config class decides itself,
-    as where a value is None.
+    An object of that class holds those of the values that it has.
+
+    name: of the parameter.
+    every: the values.
+    kept: the names that a config class decides itself, as where a value is None.
 
     Raises what the class raises for other values.
     """
@@ -93,16 +122,15 @@ def config_object(
 
 
 def _filled(cls: type, values: Mapping[str, Any]) -> Any:
-    """Return an object of a class, with those of the values that its constructor takes, or that it
-    has as a number.
-    """
+    """Return an object of a class with those of the values that it takes, or has as a number."""
     accepted = inspect.signature(cls).parameters
-    taken = {
-        name: p
-        for name, p in accepted.items()
-        if p.default is p.empty or isinstance(p.default, NUMBER)
-    }
-    made = cls(**{name: value for name, value in values.items() if name in taken})
+    taken = {}
+    for name, value in values.items():
+        if name in accepted:
+            default = accepted[name].default
+            if default is inspect.Parameter.empty or isinstance(default, NUMBER):
+                taken[name] = value
+    made = cls(**taken)
     for name, value in values.items():
         if name not in accepted and isinstance(getattr(made, name, ""), NUMBER):
             setattr(made, name, value)
@@ -110,16 +138,13 @@ def _filled(cls: type, values: Mapping[str, Any]) -> Any:
 
 
 def _config_class(constructor: Callable[..., Any], name: str) -> type | None:
-    """Return the class of a config: the annotation, or the class of configs in the module whose
-    name fits best.
-    """
-    target: Any = constructor.func if isinstance(constructor, partial) else constructor
+    """Return the class of a config: the annotation, or one of the module with a fitting name."""
+    target = without_partial(constructor)
     found = variables_of(module_named(target.__module__))
-    parameter = inspect.signature(target).parameters.get(
-        name
-    )  # or one of a base, to which it is passed on
-    annotation = parameter.annotation if parameter else inspect.Parameter.empty
-    cls = _annotated(annotation, found) or _named(target.__name__, found)
+    # A parameter of a base, to which it is passed on, is not looked at.
+    parameter = inspect.signature(target).parameters.get(name)
+    annotated = _annotated(parameter.annotation, found) if parameter else None
+    cls = annotated or _named(target.__name__, found)
     return None if is_typeddict(cls) else cls  # a TypedDict is a dictionary
 
 
@@ -127,34 +152,42 @@ def _annotated(annotation: Any, found: Mapping[str, Any]) -> type | None:
     """Return the class that an annotation names, if it is not a builtin one."""
     if isinstance(annotation, str):
         annotation = found.get(annotation.partition("|")[0].strip())
-    classes = (each for each in (annotation, *get_args(annotation)) if _is_class(each))
-    others = (SimpleNamespace, inspect.Parameter.empty)
-    return next(
-        (cls for cls in classes if cls not in others and cls.__module__ != "builtins"), None
-    )
+    for cls in (annotation, *get_args(annotation)):
+        if not _is_class(cls) or cls in (SimpleNamespace, inspect.Parameter.empty):
+            continue
+        if cls.__module__ != "builtins":
+            return cls  # type: ignore[no-any-return]  # a class
+    return None
 
 
 def _is_class(value: object) -> bool:
-    """Return whether a variable of a module is a class; one that is imported lazily may raise when
-    it is asked.
-    """
+    """Return whether a variable of a module is a class, without asking it: it may raise."""
     return issubclass(type(value), type)
 
 
 def _named(label: str, found: Mapping[str, Any]) -> type | None:
-    """Return the one class of configs whose name has the longest beginning in common with a name."""
-    own = {
-        name: cls
-        for name, cls in found.items()
-        if _is_class(cls) and re.search(r".(Config|Args)$", name)
-    }
-    shared = {name: _shared(name, label) for name in own}
-    best = [name for name in own if shared[name] == max(shared.values())]
-    return own[best[0]] if len(best) == 1 else None
+    """Return the one class of configs whose name has the longest beginning in common with another.
+
+    label: that other name.
+    """
+    best: list[type] = []
+    longest = 0
+    for name, value in found.items():
+        if not _is_class(value) or not re.search(r".(Config|Args)$", name):
+            continue
+        shared = _shared(name, label)
+        if shared > longest:
+            best, longest = [], shared
+        if shared == longest:
+            best.append(value)
+    return best[0] if len(best) == 1 else None
 
 
 def _shared(name: str, other: str) -> int:
     """Return how many characters two names have in common at their beginning."""
-    return next(
-        (count for count, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), len(name)
-    )
+    count = 0
+    for own, others in zip(name, other, strict=False):
+        if own != others:
+            break
+        count += 1
+    return count
