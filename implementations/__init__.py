@@ -1,6 +1,4 @@
-"""Implementations of multi-head attention, adapters for existing code, and how implementations are
-found.
-"""
+"""Implementations of multi-head attention, adapters for existing code, and how they are found."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from mha.implementations.adapters.kernel import from_kernel
 from mha.implementations.adapters.mask_forms import MaskFormat, shape_mask
 from mha.implementations.adapters.merge import from_merge
 from mha.implementations.adapters.module import from_module
+from mha.implementations.adapters.options import InputFormat
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.discovery.errors import (
     ImplementationError,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ImplementationError",
     "Inference",
+    "InputFormat",
     "MaskFormat",
     "Registered",
     "Resolved",
@@ -45,8 +45,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name != "from_sharded":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mha.implementations.adapters.sharded import (
-        from_sharded,
-    )  # DTensor takes a second to import
+    # Loaded when it is asked for: DTensor takes a second to import.
+    from mha.implementations.adapters.sharded import from_sharded
 
     return from_sharded

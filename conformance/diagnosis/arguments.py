@@ -13,10 +13,10 @@ from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.recording import CallStep
 from mha.conformance.harness.session import Session
-from mha.implementations.adapters.construction import built_for_calls
+from mha.implementations.adapters.construction import Room
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import ModuleAttention, ModuleImplementation
-from mha.implementations.discovery.resolve import original_of
+from mha.implementations.discovery.resolve import original_of, with_room
 from mha.implementations.process.torch_state import preserved
 
 BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -45,10 +45,10 @@ def arguments_of(session: Session) -> str:
     inputs = problem.query, problem.key, problem.value
     options = problem.options.change(need_weights=step.need_weights).arguments
     with judging(session.implementation), preserved(), torch.no_grad():
-        with built_for_calls(max(problem.shape[2:]), problem.shape[0]):
-            attention: Any = original.build(
-                problem.config, problem.weights, dtype=dtype, device=session.case.device
-            )
+        roomy = with_room(original, Room.for_calls(max(problem.shape[2:]), problem.shape[0]))
+        attention: Any = roomy.build(
+            problem.config, problem.weights, dtype=dtype, device=session.case.device
+        )
         attention.train(MODES[step.mode].training)
         if isinstance(attention, ModuleAttention):
             attention.module.forward = _recording(attention.module.forward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,10 @@ from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.session import Session
 from mha.conformance.harness.textbook import TextbookAttention
 from mha.conformance.properties.registry import Property
-from mha.implementations.adapters.construction import built_for_calls
+from mha.implementations.adapters.construction import Room
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.module import FROM_LAYOUT, ModuleAttention, ModuleImplementation
-from mha.implementations.discovery.resolve import original_of
+from mha.implementations.discovery.resolve import original_of, with_room
 from mha.implementations.process.torch_state import preserved, threads
 from mha.spec import Claims
 
@@ -67,8 +68,10 @@ def first_wrong_step(prop: Property, session: Session) -> str:
         call = wrong[0]
         problem = call.step.problem
         dtype, device = problem.query.dtype, session.case.device
-        with built_for_calls(max(problem.shape[2:]), problem.shape[0]):
-            attention = original.build(call.config, call.weights, dtype=dtype, device=device)
+        room = Room.for_calls(max(problem.shape[2:]), problem.shape[0])
+        attention: Any = with_room(original, room).build(
+            call.config, call.weights, dtype=dtype, device=device
+        )
         steps = list(_steps(attention, call, session.claims))
     return _up_to_the_first_wrong(steps)
 

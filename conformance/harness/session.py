@@ -40,8 +40,9 @@ from mha.conformance.harness.recording import (
 )
 from mha.conformance.sharding.gathered import claims_on_ranks, on_ranks
 from mha.implementations.adapters.compiled import compiled_again
-from mha.implementations.adapters.construction import built_for_calls
+from mha.implementations.adapters.construction import Room
 from mha.implementations.discovery.loaded import attribute
+from mha.implementations.discovery.resolve import with_room
 from mha.implementations.process.pristine import as_found
 from mha.spec import (
     Attention,
@@ -119,9 +120,9 @@ class Session:
         )
         with self._step(step), guarded(f"build({config})"):
             implementation = on_ranks(self.implementation, self.case.ranks)
-            with built_for_calls(self._longest, self._most_items):
-                given = config_given(config), weights_given(weights)
-                built = implementation.build(*given, dtype=dtype, device=self.case.device)
+            roomy = with_room(implementation, Room.for_calls(self._longest, self._most_items))
+            given = config_given(config), weights_given(weights)
+            built = roomy.build(*given, dtype=dtype, device=self.case.device)
             self.latest = Instance(step.number, built)
             return self.latest
 

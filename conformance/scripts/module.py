@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,14 +29,10 @@ from mha.conformance.scripts.watched_config import Reads, watched
 from mha.conformance.scripts.weights import Stored, gradient_code, path_code, stored, weight_codes
 from mha.implementations.adapters.calling import CallByName
 from mha.implementations.adapters.configs import AnyConfig
-from mha.implementations.adapters.construction import (
-    built_for_calls,
-    fixed_dropout,
-    noting_arguments,
-    parameters_of,
-)
+from mha.implementations.adapters.construction import Room, fixed_dropout, parameters_of
 from mha.implementations.adapters.module import TO_LAYOUT, ModuleAttention, ModuleImplementation
 from mha.implementations.adapters.outputs import as_output
+from mha.implementations.adapters.widened import Widened
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.discovery.resolve import original_of
 
@@ -111,17 +108,15 @@ class ModuleWriter(Writer):
         longest = max([case.L, case.S, *(max(problem.shape[2:]) for problem in problems)])
         items = max([case.B, *(problem.shape[0] for problem in problems)])
         dtype, adapted, last = getattr(torch, case.dtype), None, -1
-        with noting_arguments() as noted, built_for_calls(longest, items):
-            try:
-                adapted = self.adapter.build(
-                    step.config, step.weights, dtype=dtype, device=case.device
-                )
-            except (Exception, SystemExit) as error:
-                if not noted:
-                    raise InexpressibleError(REFUSES.format("configuration")) from None
-                last = (
-                    -1 if isinstance(error, ImplementationError) else 0
-                )  # the first error of a constructor counts
+        noted: list[Mapping[str, Any]] = []
+        adapter = replace(self.adapter, room=Room.for_calls(longest, items), noted=noted)
+        try:
+            adapted = adapter.build(step.config, step.weights, dtype=dtype, device=case.device)
+        except (Exception, SystemExit) as error:
+            if not noted:
+                raise InexpressibleError(REFUSES.format("configuration")) from None
+            # The first error of a constructor counts.
+            last = -1 if isinstance(error, ImplementationError) else 0
         given = dict(noted[last])
         return given | self._widths(given), adapted
 
@@ -139,12 +134,11 @@ class ModuleWriter(Writer):
 
     def _constructor(self) -> Any:
         constructor: Any = self.adapter.constructor
-        if hasattr(getattr(constructor, "func", None), "widths"):
+        if isinstance(getattr(constructor, "func", None), Widened):
             raise InexpressibleError(
                 "its constructor is given widths and an option that inference has found"
             )
-        is_widened = inspect.isfunction(constructor) and hasattr(constructor, "widths")
-        return vars(constructor)["cls"] if is_widened else constructor
+        return constructor.cls if isinstance(constructor, Widened) else constructor
 
     def _constructed(self, given: Mapping[str, Any], seed: int) -> nn.Module:
         torch.manual_seed(seed)

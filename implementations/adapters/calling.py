@@ -1,10 +1,8 @@
-"""How a module or a kernel is called: by its own names, with the inputs, the masks and the flags in
-its own form.
-"""
+"""How a module or a kernel is called: by its own names, with inputs and masks in its own form."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,14 +11,10 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from mha.implementations.adapters.mask_forms import MaskFormat, Sizes, allow_all, shape_mask
-from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING, OPTION_NAMES, PADDING_NAMES
+from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING
 from mha.implementations.adapters.outputs import as_output
-from mha.implementations.adapters.signature import (
-    Signature,
-    call_parameters,
-    signature_of,
-    takes_two,
-)
+from mha.implementations.adapters.reading import limits
+from mha.implementations.adapters.signature import Signature
 from mha.implementations.discovery.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Options, Output, causal_mask, join_causal
 from mha.spec.masks import form_of
@@ -52,92 +46,6 @@ class Call(Protocol):
         ...
 
 
-def read_signature(
-    label: str,
-    function: Callable[..., Any],
-    masks: MaskFormat,
-    *,
-    self_attention: bool = False,
-    memory_optional: bool = False,
-    query_last: bool | None = None,
-) -> Signature:
-    """Return what the parameters of a function mean, if it can be called by name with these masks.
-
-    label: the name in messages. self_attention: as for `signature_of`. memory_optional, query_last:
-    as for `from_module`.
-
-    Raises ImplementationError for a signature that cannot be read, an unknown convention or shape
-    of masks, and where a convention is declared for which the function has no parameter, or inputs
-    that it does not take.
-    """
-    masks.validate(label)
-    try:
-        parameters = call_parameters(function)
-    except ValueError as error:
-        raise ImplementationError(
-            f"{label}: {error}; wrap it in a Python function or pass call=..."
-        ) from error
-    options: dict[str, Any] = {"padding": masks.padding is not None, "query_last": query_last}
-    signature = signature_of(parameters, **options, self_attention=self_attention)
-    _require_masks(label, signature, masks, ", ".join(parameters))
-    if query_last is not None and not takes_two(parameters):
-        raise ImplementationError(
-            f"{label}: query_last={query_last}, but it does not take two inputs; leave that out"
-        )
-    if memory_optional and signature.has_optional_memory:
-        return replace(signature, alone=signature_of(parameters, **options, self_attention=True))
-    if memory_optional:
-        raise ImplementationError(
-            f"{label}: memory_optional=True, but its calls have no memory that has a default; leave"
-            " that out"
-        )
-    return signature
-
-
-def _require_masks(label: str, signature: Signature, masks: MaskFormat, parameters: str) -> None:
-    """Raise ImplementationError where a function has no parameter for masks of a declared
-    convention.
-    """
-    needs = {
-        "mask": (masks.convention, signature.mask),
-        "padding": (masks.padding, signature.padding),
-    }
-    for option, (convention, name) in needs.items():
-        if convention and not name:
-            known = ", ".join(OPTION_NAMES["mask"] if option == "mask" else PADDING_NAMES)
-            kind = (
-                "a padding mask"
-                if option == "padding"
-                else "another mask"
-                if masks.padding
-                else "a mask"
-            )
-            raise ImplementationError(
-                f"{label}: {option}={convention!r}, but none of its parameters ({parameters}) has a"
-                f" known name of {kind} ({known}); pass {option}=None or call=..."
-            )
-
-
-def limits(signature: Signature, masks: MaskFormat, claims: Claims) -> dict[str, Any]:
-    """Return the claims that no call of a function can express, each with the most that one can.
-
-    >>> parameters = call_parameters(lambda x, mask=None: x)
-    >>> limits(signature_of(parameters), MaskFormat(shape="b s"), Claims(per_head_mask=False))
-    {'cross_attention': False, 'per_query_mask': False, 'causal': None}
-    """
-    most: dict[str, Any] = {}
-    if signature.memory and claims.cross_attention is True:
-        most["cross_attention"] = "memory"
-    elif signature.one_input and not signature.memory and claims.cross_attention:
-        most["cross_attention"] = False
-    if claims.masks:
-        most |= masks.limits(claims)
-    joined = masks.convention is not None and "l" in masks.axes
-    if claims.causal and not (claims.always_causal or signature.is_causal or joined):
-        most["causal"] = None
-    return most
-
-
 def call_by_name(
     label: str,
     signature: Signature,
@@ -146,47 +54,57 @@ def call_by_name(
     masks: MaskFormat,
     weights: int | None = None,
 ) -> CallByName:
-    """Return a `Call` that passes everything by the function's own names, and inputs it does not
-    name by position.
+    """Return a `Call` by a function's own names; inputs that it does not name go by position.
 
     A function without a causal flag gets the causal mask, aligned as claimed, joined to the mask.
-        One with a single input for key and value gets the key; one with a single input gets the
-        query.
-    label: the name in messages. layout: the axes of the inputs in order, among them b (batch) and l
-        (length). weights: as for `as_output`.
+    One with a single input for key and value gets the key; one with a single input gets the query.
+
+    label: the name in messages.
+    layout: the axes of the inputs in order, among them b (batch) and l (length).
+    weights: as for `as_output`.
 
     Raises ImplementationError for claims that no call can express.
     """
-    if most := limits(signature, masks, claims):
+    most = limits(signature, masks, claims)
+    if most:
         lower = ", ".join(f"{name}={value!r}" for name, value in most.items())
         claimed = ", ".join(f"{name}={_plain(getattr(claims, name))}" for name in most)
         raise ImplementationError(
             f"{label}: no call of it can express the claims {claimed}; claim {lower} or pass"
             " call=..."
         )
+    alone = None
+    if signature.alone is not None:
+        of_one = replace(claims, cross_attention=False)
+        alone = call_by_name(label, signature.alone, of_one, layout, masks, weights)
     axes = layout.replace("(b h)", "b").replace("(h d)", "d").split()
-    of_heads, merged = "h" in layout and "(h d)" not in layout, "(b h)" in layout
-    batch, length = axes.index("b"), axes.index("l")
-    call = CallByName(
-        label, signature, claims, masks, batch, length, of_heads, merged, weights=weights
+    return CallByName(
+        label,
+        signature,
+        claims,
+        masks,
+        batch_axis=axes.index("b"),
+        length_axis=axes.index("l"),
+        of_heads="h" in layout and "(h d)" not in layout,
+        merged="(b h)" in layout,
+        weights=weights,
+        alone=alone,
     )
-    if signature.alone is None:
-        return call
-    alone = call_by_name(
-        label, signature.alone, replace(claims, cross_attention=False), layout, masks, weights
-    )
-    return replace(call, alone=alone)
 
 
 @dataclass(frozen=True)
 class CallByName:
     """A `Call` by the names of a function's parameters; made by `call_by_name`.
 
-    of_heads: whether the inputs are of heads, so that their last axis is d_k. merged: whether the
-    batch's axis is that of the heads too. same_shape: whether the output has the shape of the
-    query. n_heads: H, to which masks are expanded that the function takes for each head. weights:
-    as for `as_output`. alone: for query, key and value that are one tensor, the call that leaves
-    out a memory; None if it is always passed. head_dim: d_k.
+    batch_axis, length_axis: of the inputs.
+    of_heads: whether the inputs are of heads, so that their last axis is d_k.
+    merged: whether the batch's axis is that of the heads too.
+    same_shape: whether the output has the shape of the query.
+    n_heads: H, to which masks are expanded that the function takes for each head.
+    head_dim: d_k.
+    weights: as for `as_output`.
+    alone: for query, key and value that are one tensor, the call that leaves out a memory; None if
+        it is always passed.
     """
 
     label: str
@@ -205,11 +123,17 @@ class CallByName:
 
     def built_for(self, config: Config) -> CallByName:
         """Return the call of an attention with this configuration."""
-        axes = self.batch_axis, self.length_axis
-        batch_axis, length_axis = reversed(axes) if config.length_first else axes
-        alone = self.alone and self.alone.built_for(config)
-        call = replace(self, batch_axis=batch_axis, length_axis=length_axis, alone=alone)
-        return replace(call, n_heads=config.n_heads, head_dim=config.head_dim)
+        batch_axis, length_axis = self.batch_axis, self.length_axis
+        if config.length_first:
+            batch_axis, length_axis = length_axis, batch_axis
+        return replace(
+            self,
+            batch_axis=batch_axis,
+            length_axis=length_axis,
+            n_heads=config.n_heads,
+            head_dim=config.head_dim,
+            alone=None if self.alone is None else self.alone.built_for(config),
+        )
 
     def __call__(
         self, target: Any, /, query: Tensor, key: Tensor, value: Tensor, **given: Any
@@ -217,7 +141,8 @@ class CallByName:
         """Call the target with its own names and its own format of masks."""
         if self.alone and query is key is value:
             return self.alone(target, query, key, value, **given)
-        options, sizes = Options(**given), self._sizes(query, key)
+        options = Options(**given)
+        sizes = self._sizes(query, key)
         inputs, arguments = self._inputs(query, key, value)
         keys, rest = self._split(options.mask, sizes)
         rest, is_causal = self._causal(options.change(mask=rest), sizes, query.device)
@@ -225,16 +150,14 @@ class CallByName:
         versions = versions_of(masks.values())
         arguments.update(masks)  # not |=, which Dynamo of torch 2.6 cannot trace
         arguments.update(self._flags(options.change(is_causal=is_causal)))
-        arguments.update(
-            {name: self._neutral(name, query, sizes) for name in self.signature.others}
-        )
+        for name in self.signature.others:
+            arguments[name] = self._neutral(name, query, sizes)
         arguments.update(self._of_scores(options, query))
         returned = target(*inputs, **arguments)
         if options.mask is not None and versions_of(masks.values()) != versions:
             increment_version(options.mask)  # what was changed in place may be its translation
-        return as_output(
-            returned, query.shape if self.same_shape else None, self.weights, self.claims.lse
-        )
+        shape = query.shape if self.same_shape else None
+        return as_output(returned, shape, self.weights, self.claims.lse)
 
     def _flags(self, options: Options) -> dict[str, bool]:
         """Return the flags by the function's own names."""
@@ -252,23 +175,27 @@ class CallByName:
 
     def _of_scores(self, options: Options, query: Tensor) -> dict[str, Any]:
         """Return what is said about the scores, by the function's own names."""
-        arguments = {}
+        arguments: dict[str, Any] = {}
         for option, value in options.of_scores.items():
             if option == "window":
                 arguments.update(self._window(value))
                 continue
-            if option in ("sinks", "alibi"):
-                in_dtype = option == "sinks" and self.claims.scores.sinks == "input"
-                dtype = query.dtype if in_dtype else torch.float32
-                value = torch.as_tensor(value, dtype=dtype, device=query.device)
             name = getattr(self.signature, option)
-            if option == "softcap" and not value and name in self.signature.none_by_default:
-                value = None  # what stands for no cap, where 0 is one
             if name:
-                arguments[name] = value
+                arguments[name] = self._score_value(option, name, value, query)
             elif option not in RESULTS:
                 raise UnsupportedCallError(f"{self.label} takes no {option}")
         return arguments
+
+    def _score_value(self, option: str, name: str, value: Any, query: Tensor) -> Any:
+        """Return the value of an option about the scores as the function takes it."""
+        if option in ("sinks", "alibi"):
+            in_dtype = option == "sinks" and self.claims.scores.sinks == "input"
+            dtype = query.dtype if in_dtype else torch.float32
+            return torch.as_tensor(value, dtype=dtype, device=query.device)
+        if option == "softcap" and not value and name in self.signature.none_by_default:
+            return None  # what stands for no cap, where 0 is one
+        return value
 
     def _window(self, bounds: Bounds) -> dict[str, Any]:
         """Return a window by the function's own names, in the form that is claimed."""
@@ -285,37 +212,33 @@ class CallByName:
         return {names[0]: numbers}
 
     def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> Any:
-        """Return what a required parameter is given, by its name; the scale is known for heads of
-        query alone.
-        """
+        """Return what a required parameter is given, by its name; None for an unknown one."""
         if name in self.signature.rotations:
-            return _no_rotation(
-                name, query, (sizes[2], self.head_dim // 2) if self.signature.pairs else (1, 1, 1)
-            )
-        scale = query.shape[-1] ** -0.5 if self.of_heads else None
+            shape: tuple[int, ...] = (1, 1, 1)
+            if self.signature.pairs:
+                shape = (sizes[2], self.head_dim // 2)
+            return _no_rotation(name, query, shape)
         values = {
             "dropout": 0.0,
             "n_heads": self.n_heads,
-            "scale": scale,
             "module": MODULE,
             "start": 0,
             "rows": sizes[2],
             "columns": 1,
             "tile": 16,
         }
+        if self.of_heads:  # the scale is known for heads only
+            values["scale"] = query.shape[-1] ** -0.5
         return values.get(NEUTRAL_MEANING.get(name, ""))
 
     def _sizes(self, query: Tensor, key: Tensor) -> Sizes:
         """Return B, H, L and S; without a batch, B is 1."""
         if query.ndim == 2:
             return 1, self.n_heads, len(query), len(key)
-        axis, batch = self.length_axis, query.shape[self.batch_axis]
-        return (
-            batch // self.n_heads if self.merged else batch,
-            self.n_heads,
-            query.shape[axis],
-            key.shape[axis],
-        )
+        batch = query.shape[self.batch_axis]
+        if self.merged:
+            batch //= self.n_heads
+        return batch, self.n_heads, query.shape[self.length_axis], key.shape[self.length_axis]
 
     def _inputs(
         self, query: Tensor, key: Tensor, value: Tensor
@@ -329,11 +252,9 @@ class CallByName:
                 raise UnsupportedCallError(
                     f"{self.label} takes key and value as one input, {names.memory}"
                 )
-            return (
-                ((), {names.memory: key, names.query: query})
-                if names.query
-                else ((query,), {names.memory: key})
-            )
+            if names.query:
+                return (), {names.memory: key, names.query: query}
+            return (query,), {names.memory: key}
         if not names.one_input:
             return (query, key, value), {}
         if not (query is key is value):
@@ -343,25 +264,22 @@ class CallByName:
         return (query,), {}
 
     def _split(self, mask: Tensor | None, sizes: Sizes) -> tuple[Tensor | None, Tensor | None]:
-        """Split a mask as `MaskFormat.split` does; beside a memory, `mask` is of the query, and all
-        is padding.
+        """Split a mask as `MaskFormat.split` does.
+
+        A `mask` beside a memory, of keys, hides those of the query: then all is padding.
         """
-        is_added = mask is not None and mask.is_floating_point() and "float" in self.claims.masks
-        of_query = (
-            self.signature.memory
-            and self.signature.mask == "mask"
-            and not {"h", "l"} & self.masks.axes
-        )
-        if mask is None or is_added or not (self.masks.padding and of_query):
+        names = self.signature
+        is_of_query = names.memory and names.mask == "mask" and not {"h", "l"} & self.masks.axes
+        if mask is None or not (self.masks.padding and is_of_query):
+            return self.masks.split(self.label, mask)
+        if mask.is_floating_point() and "float" in self.claims.masks:  # which is added
             return self.masks.split(self.label, mask)
         return shape_mask(self.label, mask, "b s", sizes), None
 
     def _causal(
         self, options: Options, sizes: Sizes, device: torch.device
     ) -> tuple[Tensor | None, bool]:
-        """Return the mask and the causal flag to pass on: the flag becomes a mask where there is no
-        flag.
-        """
+        """Return the mask and the causal flag to pass on: without a flag, that becomes a mask."""
         mask, is_causal = options.mask, options.is_causal
         if mask is None and self.masks.required:
             mask = allow_all(sizes, device)
@@ -372,33 +290,38 @@ class CallByName:
                 raise UnsupportedCallError(f"{self.label} is always causal")
             return mask, False
         if is_causal and not self.signature.is_causal and self.claims.causal:
-            return (
-                join_causal(mask, causal_mask(*sizes[2:], self.claims.causal, device)[None, None]),
-                False,
-            )
+            causal = causal_mask(*sizes[2:], self.claims.causal, device)
+            return join_causal(mask, causal[None, None]), False
         return mask, is_causal
 
     def _masks(
         self, keys: Tensor | None, mask: Tensor | None, sizes: Sizes, dtype: torch.dtype
     ) -> dict[str, Tensor | None]:
-        """Return the masks by the function's own names, in its own format; keys: (B, S), those that
-        are not padding.
+        """Return the masks by the function's own names, in its own format.
+
+        keys: (B, S), those that are not padding.
         """
         names = self.signature
-        given: dict[str, Tensor | None] = {
-            name: None for name in (names.mask, names.padding) if name in names.required
-        }
-        if mask is not None and names.mask:
+        given: dict[str, Tensor | None] = {}
+        for name in (names.mask, names.padding):
+            if name in names.required:
+                given[name] = None
+        if mask is not None:
+            if not names.mask:
+                raise UnsupportedCallError(f"{self.label} takes no mask")
             # A mask that is not claimed is not translated: refusing it is the function's task.
             claimed = form_of(mask) in self.claims.masks
             given[names.mask] = self.masks.translate(
                 self.label, mask, sizes, dtype, claimed=claimed
             )
-        elif mask is not None:
-            raise UnsupportedCallError(f"{self.label} takes no mask")
         if keys is not None and names.padding:
             given[names.padding] = self.masks.translate_padding(keys, sizes, dtype)
         return given
+
+
+def _plain(value: Any) -> str:
+    """Return the code of a claim, with an ordinary set for a frozen one."""
+    return repr(set(value)) if isinstance(value, frozenset) else repr(value)
 
 
 def versions_of(tensors: Iterable[Tensor | None]) -> list[int]:
@@ -407,21 +330,19 @@ def versions_of(tensors: Iterable[Tensor | None]) -> list[int]:
     return [x._version if counts and x is not None and not x.is_inference() else 0 for x in tensors]
 
 
-def _plain(value: Any) -> str:
-    return repr(set(value)) if isinstance(value, frozenset) else repr(value)
-
-
 def _no_rotation(
     name: str, query: Tensor, shape: tuple[int, ...]
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return cosines of 1 or sines of 0, or both; of one element each, for any number of positions
-    and any width.
+    """Return cosines of 1 or sines of 0, or both, for a parameter of this name.
+
+    Of one element each, they are for any number of positions and any width.
     """
     cosines, sines = query.new_ones(shape), query.new_zeros(shape)
-    if (
-        NEUTRAL_MEANING[name] == "positions"
-    ):  # complex numbers, which have at least 32 bits for each part
-        return torch.complex(
-            *(x.to(torch.promote_types(x.dtype, torch.float32)) for x in (cosines, sines))
-        )
-    return {"cosines": cosines, "sines": sines}.get(NEUTRAL_MEANING[name], (cosines, sines))
+    meaning = NEUTRAL_MEANING[name]
+    if meaning == "positions":
+        # Complex numbers have at least 32 bits for each part.
+        wide = torch.promote_types(query.dtype, torch.float32)
+        return torch.complex(cosines.to(wide), sines.to(wide))
+    if meaning == "cosines":
+        return cosines
+    return sines if meaning == "sines" else (cosines, sines)

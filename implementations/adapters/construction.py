@@ -1,14 +1,10 @@
-"""How a module is built for a configuration: what each parameter of its constructor is given, by
-its name.
-"""
+"""How a module is built for a configuration, by the names of its constructor's parameters."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +13,6 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from mha.implementations.adapters.configs import AnyConfig, config_object
 from mha.implementations.adapters.constructor_names import (
-    BIAS_ROLES,
     CONSTRUCTOR_NAMES,
     IF_REQUIRED,
     KEPT,
@@ -27,10 +22,12 @@ from mha.implementations.adapters.constructor_names import (
     by_words,
     fields_of,
     missing_of,
+    without_partial,
 )
+from mha.implementations.adapters.constructor_values import by_every_name, layer_of, values_of
+from mha.implementations.adapters.widened import Widened
 from mha.implementations.discovery.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Config
-from mha.spec.claims import DROPS_OUTPUT
 
 # The length for which a module is built that asks for the longest one; no case of self-attention is
 # longer. It is more than 2048, for which tables of masks and positions are often made.
@@ -38,62 +35,44 @@ MAX_LENGTH = 2304
 # The same for everyday cases: filling a table of MAX_LENGTH squared takes longer than judging one
 # of them.
 SHORT = 512
-_length: ContextVar[int] = ContextVar("length", default=MAX_LENGTH)
-# The number of items for which a cache is made; trial runs have up to 64.
-_batch: ContextVar[int] = ContextVar("batch", default=64)
-# Where the arguments that constructors are called with are noted, if anywhere.
-_noted: ContextVar[list[Mapping[str, Any]] | None] = ContextVar("noted", default=None)
 SMALL = Config(d_model=4, n_heads=2)
 # The sizes in the code of a function of d_model and n_heads.
 SIZES = {"d_model": "d_model", "n_heads": "n_heads", "head_dim": "d_model // n_heads"}
 
 
-@contextmanager
-def built_for(length: int) -> Iterator[None]:
-    """Let constructors that ask for the longest input have this length in the block, within SHORT
-    and MAX_LENGTH.
+@dataclass(frozen=True)
+class Room:
+    """For what a module is built that asks for the longest input, or for the largest batch.
+
+    length: in positions.
+    batch: the number of items for which a cache is made; trial runs have up to 64.
     """
-    token = _length.set(min(max(length, SHORT), MAX_LENGTH))
-    try:
-        yield
-    finally:
-        _length.reset(token)
+
+    length: int = MAX_LENGTH
+    batch: int = 64
+
+    @classmethod
+    def for_calls(cls, longest: int, batch: int) -> Room:
+        """Return room for what properties make of a call: they double its keys or items, and more.
+
+        longest: the longest input of the call.
+        batch: its number of items.
+        """
+        return cls(min(max(3 * longest, SHORT), MAX_LENGTH), 3 * max(batch, 2))
 
 
-@contextmanager
-def built_for_calls(longest: int, batch: int) -> Iterator[None]:
-    """Let constructors that ask for the longest input, or the largest batch, have room for what
-    properties make of one.
-
-    They double its keys or its items, and add some.
-    """
-    token = _batch.set(3 * max(batch, 2))
-    try:
-        with built_for(3 * longest):
-            yield
-    finally:
-        _batch.reset(token)
-
-
-@contextmanager
-def noting_arguments() -> Iterator[list[Mapping[str, Any]]]:
-    """Note the arguments of each call of a constructor in the block, those of calls that raise too."""
-    noted: list[Mapping[str, Any]] = []
-    token = _noted.set(noted)
-    try:
-        yield noted
-    finally:
-        _noted.reset(token)
+LARGE = Room()
 
 
 def constructor_arguments(
     label: str, constructor: Callable[..., Any], *, assume: bool = True
 ) -> dict[str, str]:
-    """Return what each parameter of a constructor is given, a key of `CONSTRUCTOR_NAMES`, if its
-    name is known.
+    """Return what each known parameter of a constructor is given, a key of `CONSTRUCTOR_NAMES`.
 
-    Of several names for one thing, those with the default None keep it. assume: whether parameters
-    of a class may be d_model and n_heads where no known name says so.
+    Of several names for one thing, those with the default None keep it.
+
+    label: the name in messages.
+    assume: whether parameters of a class may be d_model and n_heads where no known name says so.
 
     Raises ImplementationError if no name is known for d_model or n_heads, or a required parameter
     is unknown.
@@ -101,19 +80,20 @@ def constructor_arguments(
     parameters = parameters_of(constructor)
     required = required_of(parameters)
     arguments = _known(parameters, set_by=getattr(constructor, "keywords", {}))
-    arguments |= _assumed(constructor, required, arguments) if assume else {}
+    if assume:
+        arguments |= _assumed(constructor, required, arguments)
     product = {"n_heads", "head_dim"} <= {*arguments.values()}  # which is d_model
-    for field in () if product else missing_of(arguments):
+    missing = missing_of(arguments)
+    if missing and not product:
         raise ImplementationError(
             f"{label}: none of the parameters of its constructor ({', '.join(parameters)}) has a"
-            f" known name of {field}; {building_advice(label, constructor, arguments)}"
+            f" known name of {missing[0]}; {building_advice(label, constructor, arguments)}"
         )
-    if unknown := [name for name in required if name not in arguments]:
-        of_no_name = (
-            "which has no known name; supply it"
-            if len(unknown) == 1
-            else "of no known names; supply them"
-        )
+    unknown = [name for name in required if name not in arguments]
+    if unknown:
+        of_no_name = "of no known names; supply them"
+        if len(unknown) == 1:
+            of_no_name = "which has no known name; supply it"
         supplied = ", ".join(f"{name}=..." for name in unknown)
         raise ImplementationError(
             f"{label}: its constructor requires {', '.join(unknown)}, {of_no_name} with"
@@ -131,24 +111,33 @@ def required_of(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
 
 
 def parameters_of(constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a constructor, with those of the bases to which it passes on what it
-    does not name.
-    """
-    every = own = dict(inspect.signature(constructor).parameters)
-    cls = constructor.func if isinstance(constructor, partial) else constructor
-    _, *bases = (
-        [base for base in inspect.getmro(cls) if "__init__" in vars(base)]
-        if inspect.isclass(cls)
-        else [None]
-    )
+    """Return the parameters of a constructor, with those that it passes on to its bases."""
+    target = without_partial(constructor)
+    if isinstance(target, Widened):
+        return _with_defaults(target.parameters, getattr(constructor, "keywords", {}))
+    own = dict(inspect.signature(constructor).parameters)
+    every = own
+    if not inspect.isclass(target):
+        return every
+    _, *bases = [base for base in inspect.getmro(target) if "__init__" in vars(base)]
     for base in bases:
-        requires = any(p.default is p.empty and p.kind not in VARIADIC for p in own.values())
-        if requires or not any(p.kind is p.VAR_KEYWORD for p in own.values()):
+        passes_on = any(p.kind is p.VAR_KEYWORD for p in own.values())
+        if required_of(own) or not passes_on:
             break
         _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
         own = {p.name: p for p in parameters}
         every = own | every
     return every
+
+
+def _with_defaults(
+    parameters: Mapping[str, inspect.Parameter], defaults: Mapping[str, Any]
+) -> dict[str, inspect.Parameter]:
+    """Return parameters with the defaults that a `functools.partial` gives some of them."""
+    return {
+        name: parameter.replace(default=defaults.get(name, parameter.default))
+        for name, parameter in parameters.items()
+    }
 
 
 def assumed_arguments(constructor: Callable[..., Any], arguments: Mapping[str, str]) -> list[str]:
@@ -160,56 +149,54 @@ def assumed_arguments(constructor: Callable[..., Any], arguments: Mapping[str, s
 def _assumed(
     constructor: Callable[..., Any], required: Sequence[str], known: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the parameters of a class that may be d_model, or d_model and n_heads, for want of a
-    known name.
+    """Return the parameters of a class that may be d_model, or d_model and n_heads.
 
-    Those that it requires, in this order: beside a known d_model, one may be something else, since
-    not every class has several heads. Where it requires no other, positive integers with a word of
-    these in their names.
+    Those that it requires and that have no known name, in this order: beside a known d_model, one
+    may be something else, since not every class has several heads. Where it requires no other,
+    positive integers with a word of these in their names.
     """
-    if not inspect.isclass(constructor.func if isinstance(constructor, partial) else constructor):
+    if not inspect.isclass(without_partial(constructor)):
         return {}
-    unknown, missing = [name for name in required if name not in known], missing_of(known)
+    missing = missing_of(known)
+    unknown = [name for name in required if name not in known]
     if unknown:
         fits = "d_model" in missing and len(unknown) == len(missing)
         return dict(zip(unknown, missing, strict=True)) if fits else {}
     kept = {*known, *getattr(constructor, "keywords", {})}
-    defaults = {
-        name: p.default for name, p in parameters_of(constructor).items() if name not in kept
-    }
+    parameters = parameters_of(constructor)
+    defaults = {name: p.default for name, p in parameters.items() if name not in kept}
     return by_words(defaults, missing)
 
 
 def _known(
     parameters: Mapping[str, inspect.Parameter], set_by: Mapping[str, object]
 ) -> dict[str, str]:
-    """Return what each parameter whose name is known is given, except where the default is kept.
+    """Return what each parameter of a known name is given, except where the default is kept.
 
     set_by: what a `functools.partial` sets.
     """
     known = fields_of(parameters)
-    given = {field for name, field in known.items() if parameters[name].default is not None}
-
-    def keeps_default(name: str, field: str) -> bool:
-        of_two = parameters[name].default is None and field in given
-        return of_two or _is_kept(parameters[name], field, is_set=name in set_by)
-
-    return {name: field for name, field in known.items() if not keeps_default(name, field)}
+    # Of two names for one thing, that with the default None means that the other one counts.
+    not_none = {field for name, field in known.items() if parameters[name].default is not None}
+    given = {}
+    for name, field in known.items():
+        parameter = parameters[name]
+        is_second = parameter.default is None and field in not_none
+        if not is_second and not _is_kept(parameter, field, is_set=name in set_by):
+            given[name] = field
+    return given
 
 
 def _is_kept(parameter: inspect.Parameter, field: str, *, is_set: bool) -> bool:
-    """Return whether a parameter keeps its default, or what a partial sets: None is no number of a
-    layer.
-    """
-    is_tile = (
-        parameter.name == "block_size"
-        and type(parameter.default) is int
-        and parameter.default in TILE_LENGTHS
-    )
-    if is_tile or (is_set and field not in VARIED):
+    """Return whether a parameter keeps its default, or what a partial sets."""
+    default = parameter.default
+    if parameter.name == "block_size" and type(default) is int and default in TILE_LENGTHS:
         return True
-    has_none = field.startswith("layer_") and parameter.default is None
-    return field in IF_REQUIRED and parameter.default is not parameter.empty and not has_none
+    if is_set and field not in VARIED:
+        return True
+    if field.startswith("layer_") and default is None:  # which is no number of a layer
+        return False
+    return field in IF_REQUIRED and default is not parameter.empty
 
 
 def makes_modules(function: Callable[..., Any]) -> bool:
@@ -225,25 +212,30 @@ def makes_modules(function: Callable[..., Any]) -> bool:
 
 
 def read_from_module(constructor: Callable[..., Any]) -> dict[str, str]:
-    """Return the sizes that a constructor reads from variables of its module, by their names: what
-    each one is.
-    """
-    cls = constructor.func if isinstance(constructor, partial) else constructor
-    function = getattr(cls, "__init__", None) if inspect.isclass(cls) else cls
-    code, variables = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    read = [name for name in code.co_names if type(variables.get(name)) is int] if code else []
-    return {name: field for field in SIZES for name in CONSTRUCTOR_NAMES[field] if name in read}
+    """Return what the sizes mean that a constructor reads from variables of its module, by name."""
+    target = without_partial(constructor)
+    function = getattr(target, "__init__", None) if inspect.isclass(target) else target
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return {}
+    variables = getattr(function, "__globals__", {})
+    read = [name for name in code.co_names if type(variables.get(name)) is int]
+    found: dict[str, str] = {}
+    for field in SIZES:
+        found |= dict.fromkeys((name for name in CONSTRUCTOR_NAMES[field] if name in read), field)
+    return found
 
 
 def building_advice(
     label: str, constructor: Callable[..., Any], arguments: Mapping[str, str]
 ) -> str:
     """Return the advice to write a function that builds the module."""
-    parameters, variables = parameters_of(constructor), read_from_module(constructor)
-    required = required_of(parameters)
+    required = required_of(parameters_of(constructor))
+    variables = read_from_module(constructor)
     given = [f"{name}={SIZES[field]}" for name, field in arguments.items() if field in SIZES]
     given += [f"{name}=..." for name in required if name not in arguments]
-    given += [] if {"d_model", "n_heads"} <= {*arguments.values(), *variables.values()} else ["..."]
+    if not {"d_model", "n_heads"} <= {*arguments.values(), *variables.values()}:
+        given.append("...")
     made = f"return {label}({', '.join(given)})"
     if variables:
         assigned = ", ".join(f"{name}={SIZES[field]}" for name, field in variables.items())
@@ -252,60 +244,83 @@ def building_advice(
 
 
 def module_class(constructor: Callable[..., Any]) -> type[nn.Module] | None:
-    """Return the class of the modules that a class, a function or a `functools.partial` of one
-    makes.
+    """Return the class of the modules that a constructor makes; None where it makes none.
 
-    A function is called once, with small sizes. Returns None for what makes no `torch.nn.Module`.
+    constructor: a class, a function or a `functools.partial` of one. A function is called once,
+        with small sizes.
 
     Raises what the function raises, and ImplementationError for parameters that are not recognised.
     """
-    target = constructor.func if isinstance(constructor, partial) else constructor
-    if inspect.isfunction(target):
-        label = target.__name__
-        made: Any = type(construct(constructor, constructor_arguments(label, constructor), SMALL))
-    else:
-        made = target
+    made: Any = without_partial(constructor)
+    if inspect.isfunction(made) or isinstance(made, Widened):
+        label = made.label if isinstance(made, Widened) else made.__name__
+        arguments = constructor_arguments(label, constructor)
+        made = type(construct(constructor, arguments, SMALL, room=Room(SHORT)))
     return made if inspect.isclass(made) and issubclass(made, nn.Module) else None
 
 
-def construct(
+def construct(  # noqa: PLR0913  where and for what it is built
     constructor: Callable[..., nn.Module],
     arguments: Mapping[str, str],
     config: Config,
     dropout: bool | str = False,
     device: str = "cpu",
+    *,
+    room: Room = LARGE,
+    noted: list[Mapping[str, Any]] | None = None,
 ) -> nn.Module:
     """Call a constructor for a configuration.
 
-    arguments: what each of its parameters is given. dropout: what `Config.dropout` applies to, as
-        in `Claims.dropout`.
+    arguments: what each of its parameters is given.
+    dropout: what `Config.dropout` applies to, as in `Claims.dropout`.
     device: where the module will be called.
+    room: the longest input and the largest batch.
+    noted: gets the arguments of each call of the constructor, of those that raise too.
     """
     _require_product(arguments, config)
-    values = _values(config, dropout, has_output_dropout="output_dropout" in arguments.values()) | {
-        "device": device
-    }
-    if _is_widened(constructor):
-        values["max_length"] = MAX_LENGTH
-    given = {}
+    length = MAX_LENGTH if _is_widened(constructor) else room.length
+    has_output_dropout = "output_dropout" in arguments.values()
+    values = values_of(
+        config, dropout, has_output_dropout=has_output_dropout, length=length, batch=room.batch
+    )
+    values["device"] = device
+    choices = _arguments_to_try(constructor, arguments, config, values)
+    module = _first_made(constructor, choices, [] if noted is None else noted)
+    _materialise(module, config)
+    return module
+
+
+def _arguments_to_try(
+    constructor: Callable[..., Any],
+    arguments: Mapping[str, str],
+    config: Config,
+    values: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """Return the arguments of a constructor; with a config, others that have other configs."""
+    every = by_every_name(values)
+    given: dict[str, Any] = {}
+    configs = []
     for name, field in arguments.items():
         if field == "config":
-            given[name] = config_object(constructor, name, _every(values), KEPT)
+            configs.append(name)
+            given[name] = config_object(constructor, name, every, KEPT)
         elif field.endswith("_layer"):
-            given[name] = _layer(config, field[0])
+            given[name] = layer_of(config, field[0])
         else:
             given[name] = values[field]
         if given[name] is None:  # a width of key or value that is not set
             default = parameters_of(constructor)[name].default
             given[name] = config.d_model if default is inspect.Parameter.empty else default
-    configs = [name for name, field in arguments.items() if field == "config"]
-    others = (AnyConfig(**_every(values)), _every(values)) if configs else ()
-    choices = [given, *(given | dict.fromkeys(configs, other) for other in others)]
-    return _materialised(_first_made(constructor, choices), config)
+    if not configs:
+        return [given]
+    others = AnyConfig(**every), every
+    return [given, *(given | dict.fromkeys(configs, other) for other in others)]
 
 
 def _first_made(
-    constructor: Callable[..., nn.Module], choices: Sequence[Mapping[str, Any]]
+    constructor: Callable[..., nn.Module],
+    choices: Sequence[Mapping[str, Any]],
+    noted: list[Mapping[str, Any]],
 ) -> nn.Module:
     """Return what a constructor makes of the first arguments whose config has what it reads.
 
@@ -313,35 +328,35 @@ def _first_made(
     refuses the sizes in another one, that ValueError.
     """
     raised: Exception | None = None
-    noted = _noted.get()
     for given in choices:
-        if noted is not None:
-            noted.append(given)
+        noted.append(given)
         try:
             return constructor(**given)
         except (AttributeError, AssertionError, TypeError) as error:
             raised = raised or error
         except Exception as error:
-            if raised is None or (
-                isinstance(raised, AttributeError) and isinstance(error, ValueError)
-            ):
+            refuses_sizes = isinstance(raised, AttributeError) and isinstance(error, ValueError)
+            if raised is None or refuses_sizes:
                 raise
     assert raised is not None
     raise raised
 
 
 def _require_product(arguments: Mapping[str, str], config: Config) -> None:
-    """Raise UnsupportedCallError for a d_model that a constructor of heads and their width cannot
-    be given.
+    """Raise UnsupportedCallError for a d_model that heads of one width do not make.
+
+    Only where the constructor is given their number and their width, or no d_model.
     """
-    is_given = not {"d_model", "config"}.isdisjoint(arguments.values())
-    if not is_given and config.n_heads > 0 and config.d_model != config.n_heads * config.head_dim:
+    if config.n_heads <= 0:
+        return
+    given = {*arguments.values()}
+    has_width = not given.isdisjoint({"d_model", "config"})
+    if not has_width and config.d_model != config.n_heads * config.head_dim:
         raise UnsupportedCallError(
             f"its constructor takes no d_model ({config.d_model}), only the number and the width of"
             " the heads"
         )
-    given_width = "head_dim" in arguments.values() and config.d_head is None
-    if given_width and config.n_heads > 0 and config.d_model % config.n_heads:
+    if "head_dim" in given and config.d_head is None and config.d_model % config.n_heads:
         raise UnsupportedCallError(
             f"its constructor takes the width of a head, and {config.n_heads} heads of one width do"
             f" not make {config.d_model}"
@@ -349,69 +364,20 @@ def _require_product(arguments: Mapping[str, str], config: Config) -> None:
 
 
 def fixed_dropout(module: nn.Module) -> list[_DropoutNd]:
-    """Return the dropout layers of a module that was constructed without dropout, and that drop all
-    the same.
-    """
+    """Return the dropout layers that drop, of a module that was constructed without dropout."""
     return [layer for layer in module.modules() if isinstance(layer, _DropoutNd) and layer.p]
 
 
 def _is_widened(constructor: Callable[..., Any]) -> bool:
     """Return whether a partial sets a window of MAX_LENGTH, which may need a table as long."""
-    return any(
-        type(x) is int and x == MAX_LENGTH for x in getattr(constructor, "keywords", {}).values()
-    )
+    values = getattr(constructor, "keywords", {}).values()
+    return any(type(value) is int and value == MAX_LENGTH for value in values)
 
 
-def _materialised(module: nn.Module, config: Config) -> nn.Module:
-    """Give lazy layers, which have no shape before the first call, an input of the width of the
-    model.
-    """
-    for layer in module.modules() if isinstance(module, nn.Module) else ():
+def _materialise(module: nn.Module, config: Config) -> None:
+    """Give lazy layers, which have no shape before the first call, the width of the model."""
+    if not isinstance(module, nn.Module):  # a function may return anything
+        return
+    for layer in module.modules():
         if isinstance(layer, nn.LazyLinear) and layer.has_uninitialized_params():
             layer.initialize_parameters(torch.empty(0, config.d_model))
-    return module
-
-
-def _every(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by all the names of `CONSTRUCTOR_NAMES`."""
-    return {
-        known: values[field]
-        for field, names in CONSTRUCTOR_NAMES.items()
-        if field in values
-        for known in names
-    }
-
-
-def _values(config: Config, dropout: bool | str, *, has_output_dropout: bool) -> dict[str, Any]:
-    """Return what a parameter of each meaning is given, by the keys of `CONSTRUCTOR_NAMES`."""
-    fields = ("d_model", "n_heads", "dropout", "kdim", "vdim", "bias_kv", "zero_key")
-    values: dict[str, Any] = {field: getattr(config, field) for field in fields}
-    values |= {
-        field: any(config.has_bias(role) for role in roles) for field, roles in BIAS_ROLES.items()
-    }
-    values |= {
-        "n_kv_heads": config.kv_heads,
-        "head_dim": config.head_dim if config.n_heads else config.d_model,
-    }
-    values |= {"max_length": _length.get(), "max_batch": _batch.get()}
-    values |= {"batch_first": not config.length_first, "causal": False}
-    values |= {"layer_index": 0, "layer_number": 1}  # numbers count from 1, as in Megatron
-    values["output_dropout"] = config.dropout_of_output if dropout in DROPS_OUTPUT else 0.0
-    if dropout == "output" and has_output_dropout:
-        values["dropout"] = 0.0
-    return values
-
-
-def _layer(config: Config, role: str) -> nn.Linear:
-    """Return a linear layer for a projection that the constructor takes."""
-    kv_width = config.kv_heads * config.head_dim if config.n_heads else config.d_model
-    widths = {
-        "q": (config.d_model, config.inner_width),
-        "k": (config.key_width, kv_width),
-        "v": (config.value_width, kv_width),
-        "o": (config.inner_width, config.d_model),
-    }
-    rows, columns = (
-        max(1, width) for width in widths[role]
-    )  # refusing a size is the constructor's task
-    return nn.Linear(rows, columns, bias=config.has_bias(role))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import wraps
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -14,18 +13,20 @@ from einops import EinopsError, rearrange
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from mha.implementations.adapters.calling import (
-    Call,
-    CallByName,
-    call_by_name,
-    read_signature,
-    versions_of,
+from mha.implementations.adapters.calling import Call, CallByName, call_by_name, versions_of
+from mha.implementations.adapters.mask_forms import MaskFormat
+from mha.implementations.adapters.one_by_one import one_by_one
+from mha.implementations.adapters.options import (
+    FIELDS_OF_MASKS,
+    MaskOptions,
+    mask_format,
+    require_known,
 )
-from mha.implementations.adapters.mask_forms import MaskedNumber, MaskFormat
 from mha.implementations.adapters.outputs import as_output
+from mha.implementations.adapters.reading import read_parameters, read_signature
 from mha.implementations.adapters.signature import Signature, numbers_of_heads
 from mha.implementations.discovery.errors import ImplementationError
-from mha.spec import Claims, Config, MaskConvention, Options, Output, Weights, validate_call
+from mha.spec import Claims, Config, Options, Output, Weights, validate_call
 
 # Layouts of heads that share an axis with the batch, or with the columns.
 MERGED_LAYOUTS = ("(b h) l d", "b l (h d)")
@@ -40,18 +41,14 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
     kernel: Callable[..., Any],
     *,
     layout: str = "b h l d",
-    mask: MaskConvention | None = "keep",
-    mask_shape: str | None = None,
-    mask_numbers: bool = False,
-    masked_number: MaskedNumber = "-inf",
-    causal_by_default: bool = False,
+    masks: MaskFormat | None = None,
     contiguous: bool = False,
     call: Call | None = None,
     claims: Claims | None = None,
     name: str | None = None,
+    **options: Unpack[MaskOptions],
 ) -> KernelImplementation:
-    """Adapt a kernel to the contract: it is judged on query, key and value themselves, without
-    projections.
+    """Adapt a kernel, which is judged on query, key and value themselves, without projections.
 
     kernel: called with query (B, H, L, d_k), key and value (B, H_kv, S, d_k), in `layout`. It
         scales the scores by 1/sqrt(d_k) itself, and returns the context in the layout of the query,
@@ -64,10 +61,14 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
         for each. An axis 3, as in "b l 3 h d", says that query, key and value are one tensor, and
         an axis 2 that key and value are. If the context has other axes, they follow: "b h l d -> b
         l (h d)".
-    contiguous: whether it is given contiguous heads, and gradients of its context, alone, since it
-        raises for others.
-    mask, mask_shape, mask_numbers, masked_number, causal_by_default, call, claims, name: as for
-        `from_module`; by default, the kernel claims that it returns no weights.
+    masks: the masks that it takes; by default boolean ones, True = may attend.
+    contiguous: whether it is given only contiguous heads, and contiguous gradients of its context,
+        since it raises for others.
+    call: calls the kernel (see `Call`); by default, arguments are passed by the names of its
+        parameters.
+    claims: what the kernel supports; by default, as for `from_module`, and no weights.
+    name: the name in reports; by default that of the function.
+    options: what `masks` says, one by one, as for `from_module`.
 
     Raises ImplementationError for an invalid layout, a signature that is not recognised, and claims
     of extras.
@@ -76,40 +77,36 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
     ...     return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, dim=-1) @ v
     >>> implementation = from_kernel(attend, mask=None)
     >>> config = Config(d_model=6, n_heads=2)
-    >>> attention = implementation.build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
-    >>> query, memory = torch.zeros(5, 3, 6, dtype=torch.float64), torch.zeros(5, 7, 6, dtype=torch.float64)
+    >>> weights = Weights.random(config, 0)
+    >>> attention = implementation.build(config, weights, dtype=torch.float64, device="cpu")
+    >>> query = torch.zeros(5, 3, 6, dtype=torch.float64)
+    >>> memory = torch.zeros(5, 7, 6, dtype=torch.float64)
     >>> attention(query, memory, memory).output.shape
     torch.Size([5, 3, 6])
     """
     label = name or str(getattr(kernel, "__name__", "kernel"))
+    require_known("from_kernel", options, FIELDS_OF_MASKS)
     axes = KernelAxes.read(label, layout)
+    masks = mask_format(label, masks, options)
     if claims is None:
-        claims = (
-            Claims(returns_weights=False)
-            if mask
-            else Claims(masks=(), causal=None, returns_weights=False)
-        )
+        claims = Claims(returns_weights=False)
+        if not masks.convention:
+            claims = replace(claims, masks=(), causal=None)
     if claims.extras:
         raise ImplementationError(
             f"{label}: claims has the extras {sorted(claims.extras)}, but the projections around a"
             " kernel have none; adapt a module instead"
         )
-    masks = MaskFormat(
-        mask,
-        mask_shape,
-        mask_numbers,
-        causal_by_default=causal_by_default,
-        masked_number=masked_number,
-    )
-    if call is not None and masks != MaskFormat(mask):
+    if call is None:
+        parameters = axes.parameters_of(read_parameters(label, function_of(kernel)))
+        signature = axes.with_heads(kernel, read_signature(label, parameters, masks))
+        by_name = call_by_name(label, signature, claims, axes.heads, masks)
+        call = replace(by_name, same_shape=axes.context == axes.heads)
+    elif masks != MaskFormat(masks.convention):
         raise ImplementationError(
             f"{label}: call=... is given masks as the contract has them, so mask_shape,"
             " mask_numbers, masked_number and causal_by_default have no effect; leave them out"
         )
-    if call is None:
-        signature = axes.with_heads(kernel, read_signature(label, axes.unpacked(kernel), masks))
-        by_name = call_by_name(label, signature, claims, axes.heads, masks)
-        call = replace(by_name, same_shape=axes.context == axes.heads)
     claims = replace(claims, projections=False, weight_gradients=False)
     return KernelImplementation(label, claims, kernel, layout, call, contiguous)
 
@@ -123,9 +120,10 @@ def function_of(kernel: Callable[..., Any]) -> Callable[..., Any]:
 class KernelAxes:
     """A `layout` of `from_kernel`.
 
-    heads: the axes of query, key and value. context: those of the context. packed: "3" or "2", if
-    that many of the inputs are one tensor, stacked along the axis `stacked`. one_by_one: whether
-    the kernel is called for each.
+    heads: the axes of query, key and value.
+    context: those of the context.
+    packed: "3" or "2", if that many of the inputs are one tensor, stacked along the axis `stacked`.
+    one_by_one: whether the kernel is called for each.
 
     >>> KernelAxes.read("Mine", "b l 3 h d -> b l (h d)")
     KernelAxes(heads='b l h d', context='b l (h d)', packed='3', stacked=2, one_by_one=False)
@@ -140,29 +138,46 @@ class KernelAxes:
     @classmethod
     def read(cls, label: str, layout: str) -> KernelAxes:
         """Read a layout; raises ImplementationError for an invalid one, with the label."""
-        inputs, _, context = (part.strip() for part in AS_MANY.get(layout, layout).partition("->"))
-        packed = next((count for count in PACKED if count in inputs.split()), "")
-        heads = " ".join(axis for axis in inputs.split() if axis != packed)
-        for axes in (heads, context or heads):
-            if (
-                sorted(axes.replace("(h d)", "h d").split()) != ["b", "d", "h", "l"]
-                and axes not in MERGED_LAYOUTS
-            ):
-                raise ImplementationError(
-                    f"{label}: layout must name b, h, l and d once each, as 'b h l d', or be one of"
-                    f" {', '.join(map(repr, (*MERGED_LAYOUTS, *AS_MANY)))}, but is {layout!r}"
-                )
-        stacked = inputs.split().index(packed) if packed else 0
-        return cls(heads, context or heads, packed, stacked, one_by_one=layout in AS_MANY)
+        inputs, _, context = AS_MANY.get(layout, layout).partition("->")
+        axes = inputs.split()
+        packed = ""
+        stacked = 0
+        for count in PACKED:
+            if count in axes and not packed:
+                packed, stacked = count, axes.index(count)
+        heads = " ".join(axis for axis in axes if axis != packed)
+        context = context.strip() or heads
+        if not (_is_of_heads(heads) and _is_of_heads(context)):
+            raise ImplementationError(
+                f"{label}: layout must name b, h, l and d once each, as 'b h l d', or be one of"
+                f" {', '.join(map(repr, (*MERGED_LAYOUTS, *AS_MANY)))}, but is {layout!r}"
+            )
+        return cls(heads, context, packed, stacked, one_by_one=layout in AS_MANY)
 
     @property
     def takes_all_heads(self) -> bool:
         """Whether the kernel takes query, key and value, each with all its heads."""
         return not (self.packed or self.one_by_one)
 
+    def parameters_of(
+        self, parameters: Mapping[str, inspect.Parameter]
+    ) -> dict[str, inspect.Parameter]:
+        """Return the parameters of a kernel, with query, key and value for its packed inputs.
+
+        parameters: its own.
+        """
+        if not self.packed:
+            return dict(parameters)
+        # Before the packed inputs comes the query, where it is not among them.
+        options = [*parameters.values()][PACKED[self.packed] + 1 :]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        inputs = [inspect.Parameter(name, kind) for name in ("query", "key", "value")]
+        return {parameter.name: parameter for parameter in (*inputs, *options)}
+
     def with_heads(self, kernel: Callable[..., Any], signature: Signature) -> Signature:
-        """Return a signature whose number of heads is given though it has a default, where the
-        kernel splits heads.
+        """Return a signature with the number of heads, where the kernel splits heads.
+
+        It is given though it has a default.
         """
         if "(h d)" not in self.heads:
             return signature
@@ -170,28 +185,24 @@ class KernelAxes:
         return replace(signature, others=(*signature.others, *heads))
 
     def unpacked(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of query, key and value, of all heads, for a kernel that takes them
-        otherwise.
-        """
-        function = function_of(kernel)
+        """Return a function of query, key and value, with all heads, that calls a kernel."""
         if self.one_by_one:
-            return _one_by_one(kernel)
+            return one_by_one(kernel)
         if not self.packed:
-            return function
+            return function_of(kernel)
         place = PACKED[self.packed]
 
-        @wraps(function)
         def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
             inputs = (query, key, value)
             return kernel(*inputs[:place], torch.stack(inputs[place:], self.stacked), **options)
 
-        _, *options = [*inspect.signature(function).parameters.values()][place:]
-        names = [
-            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            for name in ("query", "key", "value")
-        ]
-        attend.__signature__ = inspect.Signature([*names, *options])  # type: ignore[attr-defined]  # read by `inspect`
         return attend
+
+
+def _is_of_heads(axes: str) -> bool:
+    """Return whether these are the four axes of heads, each on its own, or in a known order."""
+    each = axes.replace("(h d)", "h d").split()
+    return sorted(each) == ["b", "d", "h", "l"] or axes in MERGED_LAYOUTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,18 +243,20 @@ class KernelAttention(nn.Module):
 
     def __init__(self, adapter: KernelImplementation, config: Config, weights: Weights) -> None:
         super().__init__()
-        self.config, self.axes = config, KernelAxes.read(adapter.name, adapter.layout)
-        self.kernel, self.contiguous = adapter.kernel, adapter.contiguous
-        self.call, self.claims = adapter.call, adapter.claims
-        if isinstance(self.call, CallByName):
-            self.call = self.call.built_for(config)
+        self.config = config
+        self.axes = KernelAxes.read(adapter.name, adapter.layout)
+        self.kernel = adapter.kernel
+        self.contiguous = adapter.contiguous
+        self.claims = adapter.claims
+        self.call = adapter.call
+        if isinstance(adapter.call, CallByName):
+            self.call = adapter.call.built_for(config)
         for name in PARAMETERS:
             given = getattr(weights, name) if config.projected else None
-            held = (
-                None
-                if given is None
-                else nn.Parameter(given.detach().clone(memory_format=torch.contiguous_format))
-            )
+            held = None
+            if given is not None:
+                copied = given.detach().clone(memory_format=torch.contiguous_format)
+                held = nn.Parameter(copied)
             self.register_parameter(name, held)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
@@ -255,12 +268,19 @@ class KernelAttention(nn.Module):
         versions = versions_of(heads)
         shape = heads[0].shape if self.axes.context == self.axes.heads else None
         kernel = self.kernel if self.axes.takes_all_heads else self.axes.unpacked(self.kernel)
-        context, weights, lse = as_output(
-            self.call(kernel, *heads, **options.arguments), shape, lse=self.claims.lse
-        )
+        returned = self.call(kernel, *heads, **options.arguments)
+        context, weights, lse = as_output(returned, shape, lse=self.claims.lse)
         for x, before, after in zip(inputs, versions, versions_of(heads), strict=True):
             if before != after:
                 increment_version(x)  # since a caller's heads would be changed
+        joined = self._joined(context, query)
+        return Output(self._project(joined, "o"), weights, self._lse(lse, len(query)))
+
+    def _joined(self, context: Tensor, query: Tensor) -> Tensor:
+        """Return the context as (B, L, H d_v); its gradient lies in memory as `_heads` says.
+
+        Raises ValueError for a context of other axes.
+        """
         try:
             if context.requires_grad and self.contiguous:
                 context.register_hook(torch.Tensor.contiguous)
@@ -268,12 +288,11 @@ class KernelAttention(nn.Module):
                 query.is_contiguous() or torch.compiler.is_compiling()
             ):
                 context.register_hook(_laid_out_otherwise)
-            joined = rearrange(context, f"{self.axes.context} -> b l (h d)", h=self.config.n_heads)
+            return rearrange(context, f"{self.axes.context} -> b l (h d)", h=self.config.n_heads)
         except EinopsError:
             raise ValueError(
                 f"its context has the shape {tuple(context.shape)}, not {self.axes.context!r}"
             ) from None
-        return Output(self._project(joined, "o"), weights, self._lse(lse, len(query)))
 
     def _lse(self, lse: Any, batch: int) -> Any:
         """Return a log-sum-exp with the axes (B, H, L), if it is claimed."""
@@ -289,15 +308,13 @@ class KernelAttention(nn.Module):
             ) from None
 
     def _heads(self, x: Tensor, role: str) -> Tensor:
-        """Return the heads of an input; those of one that is not contiguous lie otherwise than
-        projections do.
+        """Return the heads of an input; of one that is not contiguous, they lie as in a model.
 
-        In a model, those of the query may come from a rotary embedding, and those of key and value
-        from a cache that has room for more. The gradient of the context lies otherwise, too.
+        There, those of the query may come from a rotary embedding, and those of key and value from
+        a cache that has room for more. The gradient of the context lies otherwise, too.
         """
-        heads = rearrange(
-            self._project(x, role), f"b l (h d) -> {self.axes.heads}", d=self.config.width_of(role)
-        )
+        pattern = f"b l (h d) -> {self.axes.heads}"
+        heads = rearrange(self._project(x, role), pattern, d=self.config.width_of(role))
         if self.contiguous:
             return heads.contiguous()
         if x.is_contiguous():
@@ -311,54 +328,22 @@ class KernelAttention(nn.Module):
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""
-        held = [(name, getattr(self, name)) for name in PARAMETERS]
-        return {
-            name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
-            for name, p in held
-            if p is not None
-        }
-
-
-def _one_by_one(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of heads, (B * H, L, d_k) or (B, L, H, d_k), and of as many masks, for a
-    kernel of one.
-    """
-
-    @wraps(function_of(kernel))
-    def attend(*inputs: Any, **options: Any) -> Any:
-        query = next(x for x in (*inputs, *options.values()) if isinstance(x, Tensor))
-
-        def one(number: int, given: Any) -> Any:
-            return (
-                given[number] if isinstance(given, Tensor) and given.ndim == query.ndim else given
-            )
-
-        results = []
-        for number in range(len(query)):
-            own_inputs = [one(number, given) for given in inputs]
-            own_options = {name: one(number, given) for name, given in options.items()}
-            results.append(kernel(*own_inputs, **own_options))
-        return _stacked(results) if results else query  # of no items
-
-    return attend
-
-
-def _stacked(results: Sequence[Any]) -> Any:
-    """Return the results for each head as one."""
-    if isinstance(results[0], tuple):
-        return tuple(map(_stacked, zip(*results, strict=True)))
-    return torch.stack([*results]) if isinstance(results[0], Tensor) else results[0]
+        gradients = {}
+        for name in PARAMETERS:
+            held = getattr(self, name)
+            if held is not None:
+                gradient = torch.zeros_like(held) if held.grad is None else held.grad.clone()
+                gradients[name] = gradient
+        return gradients
 
 
 def _laid_out_otherwise(heads: Tensor) -> Tensor:
     """Return heads of four axes in another order in memory."""
     if heads.ndim < 4:
         return heads
-    return (
-        heads.transpose(1, 2).contiguous().transpose(1, 2)
-        if heads.is_contiguous()
-        else heads.contiguous()
-    )
+    if not heads.is_contiguous():
+        return heads.contiguous()
+    return heads.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _with_room(heads: Tensor, axes: str) -> Tensor:
@@ -366,22 +351,27 @@ def _with_room(heads: Tensor, axes: str) -> Tensor:
     if heads.ndim < 4:
         return heads
     axis = axes.split().index("l")
-    return F.pad(heads, (0, 0) * (3 - axis) + (0, 1), value=torch.nan).narrow(
-        axis, 0, heads.shape[axis]
-    )
+    unchanged_axes_after = (0, 0) * (3 - axis)
+    longer = F.pad(heads, (*unchanged_axes_after, 0, 1), value=torch.nan)
+    return longer.narrow(axis, 0, heads.shape[axis])
 
 
 def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights of a configuration, in the order of `Weights`."""
-    kv_rows = {role: config.kv_heads * config.width_of(role) for role in "kv"}
-    rows = {"q": config.inner_width, **kv_rows, "o": config.output_width}
+    rows = {
+        "q": config.inner_width,
+        "k": config.kv_heads * config.width_of("k"),
+        "v": config.kv_heads * config.width_of("v"),
+        "o": config.output_width,
+    }
     columns = {
         "q": config.d_model,
         "k": config.key_width,
         "v": config.value_width,
         "o": config.context_width,
     }
-    matrices: dict[str, tuple[int, ...]] = {
-        f"w_{role}": (rows[role], columns[role]) for role in rows
-    }
-    return matrices | {f"b_{role}": (rows[role],) for role in rows if config.has_bias(role)}
+    shapes: dict[str, tuple[int, ...]] = {f"w_{role}": (rows[role], columns[role]) for role in rows}
+    for role in rows:
+        if config.has_bias(role):
+            shapes[f"b_{role}"] = (rows[role],)
+    return shapes

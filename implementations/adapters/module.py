@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calling import (
-    Call,
-    CallByName,
-    call_by_name,
-    limits,
-    read_signature,
-)
+from mha.implementations.adapters.calling import Call, CallByName, call_by_name
 from mha.implementations.adapters.construction import (
+    LARGE,
+    Room,
     construct,
     constructor_arguments,
     fixed_dropout,
     module_class,
 )
-from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
+from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES, without_partial
 from mha.implementations.adapters.loading import (
     KEYS,
     ParameterPath,
@@ -32,11 +27,23 @@ from mha.implementations.adapters.loading import (
     projects,
     weight_gradients,
 )
-from mha.implementations.adapters.mask_forms import MaskedNumber, MaskFormat, PaddingConvention
+from mha.implementations.adapters.mask_forms import MaskFormat
+from mha.implementations.adapters.options import (
+    FIELDS_OF_INPUTS,
+    FIELDS_OF_MASKS,
+    InputFormat,
+    ModuleOptions,
+    input_format,
+    mask_format,
+    require_default_forms,
+    require_known,
+    require_weights,
+)
 from mha.implementations.adapters.outputs import as_output
+from mha.implementations.adapters.reading import limits, read_parameters, read_signature
 from mha.implementations.adapters.signature import Signature, forward_of
 from mha.implementations.discovery.errors import ImplementationError
-from mha.spec import Claims, Config, MaskConvention, Options, Output, Weights
+from mha.spec import Claims, Config, Options, Output, Weights
 
 Parameters = Mapping[str, ParameterPath] | Callable[[Config], Mapping[str, ParameterPath]]
 
@@ -68,21 +75,13 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     constructor: Callable[..., nn.Module],
     *,
     parameters: Parameters,
-    mask: MaskConvention | None = "keep",
-    mask_shape: str | None = None,
-    mask_numbers: bool = False,
-    padding: PaddingConvention | None = None,
-    causal_by_default: bool = False,
-    mask_required: bool = False,
-    masked_number: MaskedNumber = "-inf",
-    memory_optional: bool = False,
-    query_last: bool | None = None,
-    rotation_pairs: bool = False,
-    layout: str = "b l d",
+    masks: MaskFormat | None = None,
+    inputs: InputFormat | None = None,
     weights: str | int | None = None,
     call: Call | None = None,
     claims: Claims | None = None,
     name: str | None = None,
+    **options: Unpack[ModuleOptions],
 ) -> ModuleImplementation:
     """Adapt a module class to the contract, without changing it.
 
@@ -100,40 +99,19 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         a weight (out, in) in the module: r counts the stacked projections, e the columns of a head,
         and the last axis on the left is that of the inputs. If the names depend on the
         configuration, a function of the `Config` that returns such a map.
-    mask: the module's convention for boolean masks: "keep" (True = may attend), "drop" (True = may
-        not attend), "additive" (0 or -infinity, added to the scores), or None if it takes no mask.
-    mask_shape: the shape of its masks, such as "b s", "b 1 l s" or "(b h) l s", if it does not take
-        what is broadcastable to (B, H, L, S); see also `Claims.per_head_mask` and
-        `Claims.per_query_mask`. Without s, "b" or "b l", it is the number of the first keys that a
-        query may attend to (`Claims.prefix_masks`).
-    mask_numbers: whether it takes boolean masks as ones and zeros in the dtype of the query.
-    padding: "keep" or "drop" if, beside its mask, it takes one of keys (B, S) under a name of
-        padding (`PADDING_NAMES`): keys that no head and no query of an item may attend to go there,
-        and the rest of a mask to `mask`. Masks of numbers are not split.
-    causal_by_default: whether a call without a mask is causal, and a mask takes the place of that.
-        A call that is not causal then gets a mask that allows everything.
-    mask_required: whether a call without a mask raises. It gets one that allows everything.
-    masked_number: what an additive mask has for a key that is masked: "-inf", or "lowest" for the
-        lowest number of its dtype, as callers of transformers' code pass it.
-    memory_optional: whether a call without its memory, one input for key and value that has a
-        default, is the same self-attention with the same masks. The memory is then left out where
-        query, key and value are one tensor.
-    query_last: of two inputs, whether the first one is key and value, and the second one the query,
-        or the other way round; by default, their names say it.
-    rotation_pairs: whether the rotation that a call requires (`freqs_cos` and `freqs_sin`, or
-        complex `freqs_cis`) has the shape (L, d_k / 2), as in Llama; by default, cosines and sines
-        are of one element, and `freqs_cis` is None.
-    layout: the axes of inputs and output in order, "b l d" (batch, length, d_model), "l b d", "b d
-        l", or "b d l 1", "b l 1 d" or "b 1 l d" for an image of one column, or of one row.
+    masks: the masks that it takes; by default boolean ones, True = may attend.
+    inputs: how it takes query, key and value; by default, each as (batch, length, d_model).
     weights: the attribute, by its dotted name, on which a call leaves the weights, if it does not
         return them; or their place in what it returns, counted from 0, if they are not the first
         after the output.
     call: calls the module (see `Call`); by default, arguments are passed by the names of the
         parameters of `forward`, and None for those that it requires and that have no known name.
     claims: what the module supports; by default `Claims()`, without what its parameters and masks
-        cannot express, and with float masks if `mask` is "additive". If gradients are not claimed,
-        the weights are loaded with requires_grad=False.
+        cannot express, and with float masks if these are added. If gradients are not claimed, the
+        weights are loaded with requires_grad=False.
     name: the name in reports; by default that of the class.
+    options: what `masks` and `inputs` say, one by one: `mask`, which is `MaskFormat.convention`,
+        `mask_shape`, `mask_numbers`, `mask_required`, and the other fields by their names.
 
     Raises ImplementationError for a constructor or a `forward` whose parameters are not recognised,
     for arguments that contradict each other, and for claims that no call can express.
@@ -155,39 +133,41 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     >>> implementation.name
     'MyAttention'
     >>> config = Config(d_model=6, n_heads=2)
-    >>> attention = implementation.build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
+    >>> weights = Weights.random(config, 0)
+    >>> attention = implementation.build(config, weights, dtype=torch.float64, device="cpu")
     >>> x = torch.zeros(5, 3, 6, dtype=torch.float64)
     >>> attention(x, x, x).output.shape
     torch.Size([5, 3, 6])
     """
-    named = constructor.func if isinstance(constructor, partial) else constructor
-    label = name or str(getattr(named, "__name__", "module"))
+    label = name or str(getattr(without_partial(constructor), "__name__", "module"))
+    require_known("from_module", options, FIELDS_OF_MASKS, FIELDS_OF_INPUTS)
     target = _class_of(constructor)
-    masks = MaskFormat(
-        mask, mask_shape, mask_numbers, padding, causal_by_default, mask_required, masked_number
-    )
-    own_format = (
-        memory_optional or rotation_pairs or query_last is not None or masks != MaskFormat(mask)
-    )
-    _validate(label, parameters, layout, weights, call, own_format=own_format)
+    masks = mask_format(label, masks, options)
+    inputs = input_format(label, inputs, options)
+    if call is not None:
+        require_default_forms(label, masks, inputs)
+    require_weights(label, weights, has_call=call is not None)
+    _require_parameters_and_layout(label, parameters, inputs.layout)
     arguments = constructor_arguments(label, constructor)
-    options: dict[str, Any] = {"memory_optional": memory_optional, "query_last": query_last}
-    never = claims is not None and not claims.cross_attention
-    signature = (
-        None
-        if call
-        else read_signature(label, forward_of(target), masks, self_attention=never, **options)
-    )
-    claims = _claims(label, claims, masks, signature)
+    if call is None:
+        never_crosses = claims is not None and not claims.cross_attention
+        signature = read_signature(
+            label,
+            read_parameters(label, forward_of(target)),
+            masks,
+            self_attention=never_crosses,
+            memory_optional=inputs.memory_optional,
+            query_last=inputs.query_last,
+        ).with_rotations(of_pairs=inputs.rotation_pairs)
+        claims = _claims(label, claims, masks, signature)
+        place = weights if isinstance(weights, int) else None
+        call = call_by_name(label, signature, claims, inputs.layout, masks, place)
+    else:
+        claims = _claims(label, claims, masks, None)
     _require_head_dim(label, claims, arguments)
-    place, attribute = (weights, None) if isinstance(weights, int) else (None, weights)
-    signature = signature and signature.with_rotations(of_pairs=rotation_pairs)
-    call = (
-        call if signature is None else call_by_name(label, signature, claims, layout, masks, place)
-    )
-    assert call
+    attribute = weights if isinstance(weights, str) else None
     return ModuleImplementation(
-        label, claims, constructor, parameters, arguments, call, layout, attribute
+        label, claims, constructor, parameters, arguments, call, inputs.layout, attribute
     )
 
 
@@ -202,35 +182,8 @@ def _class_of(constructor: Callable[..., nn.Module]) -> type[nn.Module]:
     return target
 
 
-def _validate(
-    label: str,
-    parameters: object,
-    layout: str,
-    weights: object,
-    call: Call | None,
-    *,
-    own_format: bool,
-) -> None:
-    """Raise ImplementationError, with the label, for an argument that is not what `from_module`
-    takes.
-
-    own_format: whether a format of masks is given, or what a memory is.
-    """
-    if call is not None and own_format:
-        raise ImplementationError(
-            f"{label}: call=... is given masks as the contract has them, and makes the call itself,"
-            " so mask_shape, mask_numbers, padding, causal_by_default, mask_required,"
-            " masked_number, memory_optional, query_last and rotation_pairs have no effect; leave"
-            " them out"
-        )
-    place = (
-        isinstance(weights, int) and not isinstance(weights, bool) and weights >= 0 and call is None
-    )
-    if not (weights is None or isinstance(weights, str) or place):
-        raise ImplementationError(
-            f"{label}: weights must be the name of an attribute or, without call=, a place from 0,"
-            f" but is {weights!r}"
-        )
+def _require_parameters_and_layout(label: str, parameters: object, layout: str) -> None:
+    """Raise ImplementationError for parameters that are no map, and for an unknown layout."""
     if not (callable(parameters) or isinstance(parameters, Mapping)):
         raise ImplementationError(
             f"{label}: parameters must map {KEYS} to names in the module, but is {parameters!r:.80}"
@@ -244,14 +197,13 @@ def _validate(
 def _claims(
     label: str, claims: Claims | None, masks: MaskFormat, signature: Signature | None
 ) -> Claims:
-    """Return the claims, or the default ones for a format of masks and what calls by name can
-    express.
-    """
+    """Return the claims, or by default what masks, and calls by name, can express."""
     convention = masks.convention
     if claims is None:
-        claims = (
-            Claims(masks=MASK_FORMS_OF[convention]) if convention else Claims(masks=(), causal=None)
-        )
+        if convention is None:
+            claims = Claims(masks=(), causal=None)
+        else:
+            claims = Claims(masks=MASK_FORMS_OF[convention])
         return claims if signature is None else replace(claims, **limits(signature, masks, claims))
     for field in ("value_width", "lse"):
         if getattr(claims, field):
@@ -267,9 +219,7 @@ def _claims(
 
 
 def _require_head_dim(label: str, claims: Claims, arguments: Mapping[str, str]) -> None:
-    """Raise ImplementationError if a width of heads is claimed that no parameter of the constructor
-    sets.
-    """
+    """Raise ImplementationError for claimed widths of heads that the constructor does not take."""
     if claims.own_head_dim and not {"head_dim", "config"} & set(arguments.values()):
         raise ImplementationError(
             f"{label}: claims own_head_dim, but none of the parameters of its constructor has a"
@@ -282,6 +232,8 @@ class ModuleImplementation:
     """A module class as an implementation; made by `from_module`.
 
     arguments: what each parameter of the constructor is given, a key of `CONSTRUCTOR_NAMES`.
+    room: the longest input and the largest batch that a module is built for, if it asks for these.
+    noted: gets the arguments of each call of the constructor.
     """
 
     name: str
@@ -292,6 +244,8 @@ class ModuleImplementation:
     call: Call
     layout: str = "b l d"
     weights: str | None = None
+    room: Room = LARGE
+    noted: list[Mapping[str, Any]] | None = None
 
     def build(
         self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
@@ -318,16 +272,23 @@ class ModuleImplementation:
     def as_constructed(
         self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
     ) -> ModuleAttention:
-        """Construct the module, and load nothing: its weights are its own, but for a W_o that the
-        adapter adds.
-        """
+        """Construct the module with its own weights; only a W_o that the adapter adds is loaded."""
         module = self._constructed(config, dtype, device)
         return ModuleAttention(module, self, config, self._paths(config), weights)
 
     def _constructed(self, config: Config, dtype: torch.dtype, device: str) -> nn.Module:
-        module = construct(self.constructor, self.arguments, config, self.claims.dropout, device)
-        for layer in () if config.drops else fixed_dropout(module):
-            layer.p = 0.0  # the formula in training has none
+        module = construct(
+            self.constructor,
+            self.arguments,
+            config,
+            self.claims.dropout,
+            device,
+            room=self.room,
+            noted=self.noted,
+        )
+        if not config.drops:
+            for layer in fixed_dropout(module):
+                layer.p = 0.0  # the formula in training has none
         return module.to(device=device, dtype=dtype)
 
     def _paths(self, config: Config) -> Mapping[str, ParameterPath]:
@@ -335,20 +296,21 @@ class ModuleImplementation:
 
 
 def _projection(weights: Weights, like: Tensor) -> nn.Linear:
-    """Return a layer of W_o and b_o, of the dtype, on the device and with the gradients of another
-    parameter.
-    """
+    """Return a layer of W_o and b_o, like another parameter in dtype, device and gradients."""
     rows, columns = weights.w_o.shape
     layer = nn.Linear(columns, rows, weights.b_o is not None, device=like.device, dtype=like.dtype)
-    layer.load_state_dict(
-        {"weight": weights.w_o} | ({} if weights.b_o is None else {"bias": weights.b_o})
-    )
+    held = {"weight": weights.w_o}
+    if weights.b_o is not None:
+        held["bias"] = weights.b_o
+    layer.load_state_dict(held)
     return layer.requires_grad_(like.requires_grad)
 
 
 class ModuleAttention(nn.Module):
-    """A module with its weights; `module` is the object that was constructed, `project` W_o, if the
-    adapter adds it.
+    """A module with its weights.
+
+    module: the object that was constructed.
+    project: W_o, if the adapter adds it.
     """
 
     def __init__(
@@ -360,37 +322,42 @@ class ModuleAttention(nn.Module):
         weights: Weights,
     ) -> None:
         super().__init__()
-        self.module, self.adapter, self.config, self.parameter_paths = (
-            module,
-            adapter,
-            config,
-            parameters,
-        )
-        self.call = (
-            adapter.call.built_for(config) if isinstance(adapter.call, CallByName) else adapter.call
-        )
+        self.module = module
+        self.adapter = adapter
+        self.config = config
+        self.parameter_paths = parameters
+        self.call = adapter.call
+        if isinstance(adapter.call, CallByName):
+            self.call = adapter.call.built_for(config)
         self.layout = "b l d" if config.length_first else adapter.layout
         self.rows = {name: len(tensor) for name, tensor in weights.named()}
-        self.project = (
-            None if projects(parameters) else _projection(weights, next(module.parameters()))
-        )
+        self.project = None
+        if not projects(parameters):
+            self.project = _projection(weights, next(module.parameters()))
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
         """Call the module with its own conventions; see `mha.spec.Attention`."""
         options = Options(**given)
         if self.layout != "b l d":
-            made = {
-                id(x): TO_LAYOUT[self.layout](x) for x in (query, key, value)
-            }  # one tensor stays one tensor
-            query, key, value = (made[id(x)] for x in (query, key, value))
+            query, key, value = self._laid_out(query, key, value)
         returned = self.call(self.module, query, key, value, **options.arguments)
         output, weights, _ = as_output(returned, query.shape)
         if self.layout != "b l d" and isinstance(output, Tensor):
             output = FROM_LAYOUT[self.layout](output)
-        output = output if self.project is None else self.project(output)
+        if self.project is not None:
+            output = self.project(output)
         if self.adapter.weights and options.need_weights:
             weights = attrgetter(self.adapter.weights)(self.module)
         return Output(output, weights)
+
+    def _laid_out(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the inputs in the layout of the module; one tensor stays one tensor."""
+        change = TO_LAYOUT[self.layout]
+        own_query = change(query)
+        own_key = own_query if key is query else change(key)
+        if value is query:
+            return own_query, own_key, own_query
+        return own_query, own_key, own_key if value is key else change(value)
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
         """Call the module's own `decode`; see `mha.spec.Decoder`."""
@@ -413,17 +380,13 @@ class ModuleAttention(nn.Module):
             self.module, self.parameter_paths, self.rows, self.config.head_dim
         )
         if self.project is not None:
-            added = {
-                f"{name[0]}_o": parameter for name, parameter in self.project.named_parameters()
-            }
-            gradients |= {
-                name: x.new_zeros(x.shape) if x.grad is None else x.grad.clone()
-                for name, x in added.items()
-            }
-        absent = {name: rows for name, rows in self.rows.items() if name not in gradients}
+            for name, held in self.project.named_parameters():
+                gradient = held.new_zeros(held.shape) if held.grad is None else held.grad.clone()
+                gradients[f"{name[0]}_o"] = gradient
         config = self.config
         width = {"w_k": config.key_width, "w_v": config.value_width, "w_o": config.inner_width}
-        for name, rows in absent.items():  # of a projection that the module does not have
-            shape = (rows, width.get(name, config.d_model)) if name.startswith("w") else (rows,)
-            gradients[name] = next(self.module.parameters()).new_zeros(shape)
+        for name, rows in self.rows.items():
+            if name not in gradients:  # of a projection that the module does not have
+                shape = (rows, width.get(name, config.d_model)) if name[0] == "w" else (rows,)
+                gradients[name] = next(self.module.parameters()).new_zeros(shape)
         return gradients

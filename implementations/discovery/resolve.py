@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.autograd.function import FunctionMeta
 
-from mha.implementations.adapters.construction import makes_modules
+from mha.implementations.adapters.construction import Room, makes_modules
+from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.adapters.pickled import pickled
 from mha.implementations.discovery.errors import ImplementationError, UnavailableError
 from mha.implementations.discovery.frameworks import HOW_TO_WRAP, framework_of
@@ -384,6 +385,16 @@ def _named(implementation: Implementation, name: str) -> Implementation:
 def original_of(implementation: Implementation) -> Implementation:
     """Return an implementation under its own name."""
     return implementation.implementation if isinstance(implementation, Renamed) else implementation
+
+
+def with_room(implementation: Implementation, room: Room) -> Implementation:
+    """Return an implementation that builds modules for inputs of some length and batch."""
+    if isinstance(implementation, Renamed):
+        inner = with_room(implementation.implementation, room)
+        return replace(implementation, implementation=inner)
+    if isinstance(implementation, ModuleImplementation):
+        return replace(implementation, room=room)
+    return implementation
 
 
 def _implementation(target: str, value: object) -> tuple[Implementation, Inference | None]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mha.implementations.adapters.configs import AnyConfig, config_code
-from mha.implementations.adapters.construction import SIZES, construct
+from mha.implementations.adapters.construction import SHORT, SIZES, Room, construct, parameters_of
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.signature import forward_of, input_names
 from mha.implementations.discovery.errors import ImplementationError
@@ -31,7 +31,7 @@ def built(
     """
     try:
         with as_found():
-            module = construct(constructor, arguments, CONFIG)
+            module = construct(constructor, arguments, CONFIG, room=Room(SHORT))
     except (Exception, SystemExit) as error:
         raise ImplementationError(_cannot_be_built(label, constructor, error)) from error
     require_forward(label, module)
@@ -47,9 +47,7 @@ def _cannot_be_built(
     """
     raised = Raised.of(error)
     if raised.needs:
-        takes_device = (
-            "device" in inspect.signature(constructor).parameters and "CUDA" in raised.needs
-        )
+        takes_device = "device" in parameters_of(constructor) and "CUDA" in raised.needs
         on_cpu = f', or judge functools.partial({label}, device="cpu")' if takes_device else ""
         return f"{label} {raised.needs}{on_cpu} ({label}({SMALL}) raised {raised})"
     message, given = str(raised), "..."

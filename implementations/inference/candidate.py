@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mha.implementations.adapters.calling import Call, CallByName
 from mha.implementations.adapters.compiled import compiled_again
-from mha.implementations.adapters.construction import module_class, parameters_of
+from mha.implementations.adapters.construction import SHORT, Room, module_class, parameters_of
 from mha.implementations.adapters.mask_forms import MaskedNumber, MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
 from mha.implementations.adapters.signature import (
@@ -74,6 +74,7 @@ class Candidate:
         flag out, so that the constructor decides.
     idle_options: what a call may say about the scores, and has no effect. assumed_options: what has
         another effect than each reading that is known, so that it is read as its name says.
+    longest: the length for which it is built in trial runs, if it asks for the longest one.
     """
 
     constructor: Callable[..., nn.Module]
@@ -120,6 +121,7 @@ class Candidate:
     assumed_options: tuple[str, ...] = ()
     left_out: str = ""
     flag_left_out: bool = False
+    longest: int = SHORT
 
     def options(self) -> dict[str, Any]:
         """Return the arguments for `from_module`, except the claims."""
@@ -168,6 +170,10 @@ class Candidate:
             name=self.label,
         )
         return replace(made, call=self.as_called(made.call))
+
+    def for_trials(self) -> ModuleImplementation:
+        """Return the implementation, with room for no more than trial runs need."""
+        return replace(self.implementation(), room=Room(self.longest))
 
     def as_called(self, call: Call) -> Call:
         """Return a call without the causal flag, if that is left out."""
@@ -309,7 +315,7 @@ class Candidate:
             warnings.simplefilter("ignore")  # of inputs that it may not take
             try:
                 weights = self.weights.to(self.dtype)
-                attention = self.implementation().build(
+                attention = self.for_trials().build(
                     self.config, weights, dtype=self.dtype, device=self.device
                 )
                 if change:

@@ -15,9 +15,7 @@ import torch
 from torch import nn
 
 from mha.implementations.adapters.construction import (
-    SHORT,
     assumed_arguments,
-    built_for,
     constructor_arguments,
 )
 from mha.implementations.adapters.kernel import KernelImplementation
@@ -99,7 +97,6 @@ class Inference:
 
 @pristine()
 @threads(1)
-@built_for(SHORT)
 def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     """Infer how a module is built and called, and what it supports.
 
@@ -447,7 +444,7 @@ def _not_loaded_with(candidate: Candidate, n_heads: int) -> str:
             try:
                 with as_found():
                     weights = Weights.random(config, 0)
-                    candidate.implementation().build(
+                    candidate.for_trials().build(
                         config, weights, dtype=torch.float64, device=candidate.device
                     )
             except ImplementationError as error:

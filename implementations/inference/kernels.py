@@ -18,9 +18,10 @@ from mha.implementations.adapters.kernel import (
     KernelAxes,
     KernelImplementation,
     from_kernel,
+    function_of,
 )
 from mha.implementations.adapters.outputs import as_output
-from mha.implementations.adapters.signature import Signature
+from mha.implementations.adapters.signature import Signature, call_parameters
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.discovery.raised import main_one
 from mha.implementations.inference.candidate import (
@@ -108,6 +109,10 @@ class KernelCandidate(Candidate):
         )
         return replace(made, call=self.as_called(made.call))
 
+    def for_trials(self) -> KernelImplementation:  # type: ignore[override]  # of a kernel
+        """Return the implementation: a kernel is not built for a length."""
+        return self.implementation()
+
     @property
     def constructor_parameters(self) -> Mapping[str, inspect.Parameter]:
         """The parameters of what makes the kernel, if it is a module."""
@@ -142,9 +147,8 @@ class KernelCandidate(Candidate):
         """The parameters of the kernel, with query, key and value where it takes them as fewer
         tensors.
         """
-        return inspect.signature(
-            KernelAxes.read(self.label, self.layout).unpacked(self.constructor)
-        ).parameters
+        own = call_parameters(function_of(self.constructor))
+        return KernelAxes.read(self.label, self.layout).parameters_of(own)
 
 
 def _candidates(

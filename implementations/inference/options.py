@@ -85,7 +85,7 @@ def _takes_any_width(candidate: Candidate) -> bool:
     try:
         with as_found():
             weights = Weights.random(config, 0)
-            candidate.implementation().build(
+            candidate.for_trials().build(
                 config, weights, dtype=torch.float64, device=candidate.device
             )
     except (Exception, SystemExit):
@@ -139,7 +139,7 @@ def possible_biases(candidate: Candidate) -> set[bool | str]:
 
     Raises Unclear if the weights can be loaded with none.
     """
-    adapter, problem = candidate.implementation(), ""
+    adapter, problem = candidate.for_trials(), ""
     absent = {
         role for key, path in candidate.parameters.items() if path is None for role in key[2:]
     }

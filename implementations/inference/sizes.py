@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mha.implementations.adapters.construction import MAX_LENGTH, SHORT, built_for
+from mha.implementations.adapters.construction import MAX_LENGTH, SHORT
 from mha.implementations.inference.candidate import Candidate, Kind
 from mha.implementations.inference.probes import CONFIG, Probe, is_close
 from mha.implementations.inference.projections import Unclear
@@ -221,7 +221,6 @@ def _problem_with_heads(candidate: Candidate, count: int, width: int) -> str:
     return tried.problem if returned is None else ""
 
 
-@built_for(MAX_LENGTH)
 def find_longest(candidate: Candidate) -> None:
     """Claim the longest inputs that a module takes, where a table of its own is shorter than those
     of the cases.
@@ -229,9 +228,9 @@ def find_longest(candidate: Candidate) -> None:
     A module is not tried with inputs of which a call would take too long.
     """
     has_single = "float32" in candidate.claims.get("dtypes", Claims().dtypes)
-    tried = (
-        replace(candidate, dtype=torch.float32) if has_single else candidate
-    )  # which takes half the time
+    tried = replace(candidate, longest=MAX_LENGTH)
+    if has_single:  # which takes half the time
+        tried = replace(tried, dtype=torch.float32)
     step = candidate.sizes.length_multiple
 
     def takes(length: int, queries: int = 0) -> bool:

@@ -1,0 +1,135 @@
+"""The options of `from_module` and `from_kernel`, in groups or one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict, TypeVar
+
+from mha.implementations.adapters.mask_forms import MaskedNumber, MaskFormat, PaddingConvention
+from mha.implementations.discovery.errors import ImplementationError
+from mha.spec import MaskConvention
+
+Group = TypeVar("Group")
+
+
+@dataclass(frozen=True)
+class InputFormat:
+    """How a module takes query, key and value.
+
+    layout: the axes of inputs and output in order: "b l d" (batch, length, d_model), "l b d",
+        "b d l", or "b d l 1", "b l 1 d" or "b 1 l d" for an image of one column, or of one row.
+    memory_optional: whether a call without its memory, one input for key and value that has a
+        default, is the same self-attention with the same masks. The memory is then left out where
+        query, key and value are one tensor.
+    query_last: of two inputs, whether the first one is key and value, and the second one the query,
+        or the other way round; by default, their names say it.
+    rotation_pairs: whether the rotation that a call requires (`freqs_cos` and `freqs_sin`, or
+        complex `freqs_cis`) has the shape (L, d_k / 2), as in Llama; by default, cosines and sines
+        are of one element, and `freqs_cis` is None.
+    """
+
+    layout: str = "b l d"
+    memory_optional: bool = False
+    query_last: bool | None = None
+    rotation_pairs: bool = False
+
+
+class MaskOptions(TypedDict, total=False):
+    """The fields of a `MaskFormat`, as options of their own."""
+
+    mask: MaskConvention | None
+    mask_shape: str | None
+    mask_numbers: bool
+    mask_required: bool
+    masked_number: MaskedNumber
+    padding: PaddingConvention | None
+    causal_by_default: bool
+
+
+class ModuleOptions(MaskOptions, total=False):
+    """The fields of a `MaskFormat` and of an `InputFormat`, as options of their own."""
+
+    layout: str
+    memory_optional: bool
+    query_last: bool | None
+    rotation_pairs: bool
+
+
+# The field that each option sets.
+FIELDS_OF_MASKS = {
+    "mask": "convention",
+    "mask_shape": "shape",
+    "mask_numbers": "numbers",
+    "mask_required": "required",
+    "masked_number": "masked_number",
+    "padding": "padding",
+    "causal_by_default": "causal_by_default",
+}
+FIELDS_OF_INPUTS = {name: name for name in InputFormat.__dataclass_fields__}
+
+
+def mask_format(label: str, masks: MaskFormat | None, options: Mapping[str, Any]) -> MaskFormat:
+    """Return the masks that are declared as a group, or option by option.
+
+    Raises ImplementationError, with the label, for both at once.
+    """
+    return _grouped(label, "masks", masks or MaskFormat, FIELDS_OF_MASKS, options)
+
+
+def input_format(label: str, inputs: InputFormat | None, options: Mapping[str, Any]) -> InputFormat:
+    """Return the inputs that are declared as a group, or option by option.
+
+    Raises ImplementationError, with the label, for both at once.
+    """
+    return _grouped(label, "inputs", inputs or InputFormat, FIELDS_OF_INPUTS, options)
+
+
+def require_known(function: str, options: Mapping[str, Any], *known: Mapping[str, str]) -> None:
+    """Raise TypeError, as Python does, for an option that sets no field of a group."""
+    for name in options:
+        if not any(name in fields for fields in known):
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+def require_default_forms(label: str, masks: MaskFormat, inputs: InputFormat) -> None:
+    """Raise ImplementationError for a form of masks or inputs that a `Call` would have to make."""
+    if masks == MaskFormat(masks.convention) and inputs == InputFormat(inputs.layout):
+        return
+    raise ImplementationError(
+        f"{label}: call=... is given masks as the contract has them, and makes the call itself,"
+        " so mask_shape, mask_numbers, padding, causal_by_default, mask_required,"
+        " masked_number, memory_optional, query_last and rotation_pairs have no effect; leave"
+        " them out"
+    )
+
+
+def require_weights(label: str, weights: object, *, has_call: bool) -> None:
+    """Raise ImplementationError for weights that are neither on an attribute nor at a place."""
+    if weights is None or isinstance(weights, str):
+        return
+    is_place = isinstance(weights, int) and not isinstance(weights, bool) and weights >= 0
+    if has_call or not is_place:
+        raise ImplementationError(
+            f"{label}: weights must be the name of an attribute or, without call=, a place from 0,"
+            f" but is {weights!r}"
+        )
+
+
+def _grouped(
+    label: str,
+    name: str,
+    group: Group | type[Group],
+    fields: Mapping[str, str],
+    options: Mapping[str, Any],
+) -> Group:
+    """Return a group as it is given, or made of the options that set its fields."""
+    values = {fields[option]: value for option, value in options.items() if option in fields}
+    if isinstance(group, type):
+        return group(**values)
+    if values:
+        single = ", ".join(option for option in options if option in fields)
+        raise ImplementationError(
+            f"{label}: {name}=... and {single} are given; say all in {name}, or leave that out"
+        )
+    return group
