@@ -24,13 +24,13 @@ from mha.conformance.properties.registry import properties
 from mha.implementations import (
     ImplementationError,
     discover,
-    discovery,
     from_kernel,
     from_module,
     preflight,
     resolve,
 )
 from mha.implementations.adapters.kernel import KernelImplementation
+from mha.implementations.discovery import resolve as finding
 from mha.spec import Claims, Config, Implementation, Weights
 from support.folders import ROOT
 
@@ -355,14 +355,14 @@ class NoClaims:
 
 no_claims, MODULE = NoClaims(), faults.Correct(4, 2)
 UNRESOLVED = {
-    "test_adapters:no_claims": "its name is 'no_claims' and its claims are 3",
+    f"{__name__}:no_claims": "its name is 'no_claims' and its claims are 3",
     "nonsense": "no implementation is registered as 'nonsense' .registered: .*loop",
     "no.such.module:thing": "cannot be imported: ModuleNotFoundError",
     "mha.implementations.loop:nothing": "does not exist \\(the module defines .*implementation",
     "mha.spec:Config": (
         "is a class, neither a torch.nn.Module class nor an implementation.*from_module"
     ),
-    "test_adapters:MODULE": "is of type Correct, .*; name the class Correct instead",
+    f"{__name__}:MODULE": "is of type Correct, .*; name the class Correct instead",
     "mha.spec:CLAUSES": (
         "is of type mappingproxy, neither a torch.nn.Module class nor an implementation"
     ),
@@ -407,8 +407,8 @@ def test_unavailable_implementation_is_not_broken(
         code = f"from mha.implementations import *\nraise {error}('it needs a kernel library')\n"
         (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    points = [EntryPoint(name, f"{name}:implementation", discovery.GROUP) for name in errors]
-    monkeypatch.setattr(discovery, "entry_points", lambda group: points)
+    points = [EntryPoint(name, f"{name}:implementation", finding.GROUP) for name in errors]
+    monkeypatch.setattr(finding, "entry_points", lambda group: points)
     entries = {entry.name: (entry.broken, entry.error) for entry in discover()}
     assert entries["lacking"] == (False, "it needs a kernel library")
     assert entries["misread"] == (True, "it needs a kernel library")
