@@ -1,4 +1,4 @@
-"""Loading the contract's weights into a module, and collecting their gradients, by a map of names."""
+"""Loading the contract's weights into a module, by a map of names."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ STACKED = {"".join(order): order for roles in ("qkv", "kv", "qk") for order in p
 # Where a weight is in a module: a dotted name; a dotted name and the weight's layout there, as an
 # einops pattern; or None for a projection that the module does not have.
 ParameterPath = str | tuple[str, str] | None
+# What a layer has.
+HELD = ("weight", "bias")
 KEYS = (
     "w_q, w_k, w_v, w_o, w_qkv, w_kv, w_qk (or in another order, such as w_kqv), the same with b_,"
     " extra_k and extra_v"
@@ -38,8 +40,8 @@ def load(
 ) -> None:
     """Copy `weights` into `module`.
 
-    label: the module's name in messages. parameters: see `from_module`; without an entry for W_o,
-        it is not loaded.
+    label: the module's name in messages.
+    parameters: see `from_module`; without an entry for W_o, it is not loaded.
     head_dim: d_k.
 
     Raises ImplementationError for a name that the module does not have, an unknown key, a
@@ -47,16 +49,19 @@ def load(
     than stored.
     """
     given = _given(parameters, weights)
-    held = {"w": _of_layers(parameters, given)}
+    of_layers = _of_layers(parameters, given)
     loaded = {f"{kind}{key[1:]}" for key in _left_out(parameters) for kind in "wb"}
-    for entry in _entries(label, module, parameters, given, head_dim):
-        where, target = f"{label}: {entry.key} ({entry.path})", _find(label, module, entry.path)
-        _fill(where, entry, target, held.get(entry.kind, given))
-        if not all(isinstance(tensor, nn.Parameter) for tensor in _tensors(target)):
-            _require_stored(where, _tensors(target), _tensors(_find(label, module, entry.path)))
+    for entry in entries_of(label, module, parameters, given, head_dim):
+        where = f"{label}: {entry.key} ({entry.path})"
+        target = member_at(label, module, entry.path)
+        _fill(where, entry, target, of_layers if entry.kind == "w" else given)
+        tensors = _tensors(target)
+        if not all(isinstance(tensor, nn.Parameter) for tensor in tensors):
+            _require_stored(where, tensors, _tensors(member_at(label, module, entry.path)))
         kinds = (entry.kind,) if isinstance(target, Tensor) else ("w", "b")
         loaded.update(f"{kind}_{role}" for kind in kinds for role in entry.roles)
-    if missing := [name for name in given if name not in loaded]:
+    missing = [name for name in given if name not in loaded]
+    if missing:
         raise ImplementationError(
             f"{label}: parameters has no entry for {', '.join(missing)}; the parameters of the"
             f" module are {_parameter_names(module)}"
@@ -70,100 +75,29 @@ def _given(parameters: Mapping[str, ParameterPath], weights: Weights) -> dict[st
 
 
 def projects(parameters: Mapping[str, ParameterPath]) -> bool:
-    """Return whether a map has an entry for the output projection, if only to say that there is
-    none.
-    """
+    """Return whether a map has an entry for the output projection, be it that there is none."""
     return any("o" in key[2:] for key in parameters)
 
 
 def _of_layers(
     parameters: Mapping[str, ParameterPath], given: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the weights that layers hold: a bias with an entry of its own is not looked for in a
-    layer.
-    """
-    separate = {
-        f"b_{role}"
-        for key in parameters
-        if key[:2] == "b_"
-        for role in STACKED.get(key[2:], (key[2:],))
-    }
+    """Return the weights that layers hold: no bias with an entry of its own is in a layer."""
+    separate: set[str] = set()
+    for key in parameters:
+        if key[:2] == "b_":
+            separate.update(f"b_{role}" for role in STACKED.get(key[2:], (key[2:],)))
     return {name: tensor for name, tensor in given.items() if name not in separate}
-
-
-def weight_gradients(
-    module: nn.Module,
-    parameters: Mapping[str, ParameterPath],
-    rows: Mapping[str, int],
-    head_dim: int,
-) -> dict[str, Tensor]:
-    """Collect the gradients of the weights that `load` has filled, by the names of `Weights`; zeros
-    where none is set.
-
-    parameters: as for `load`. rows: the first dimension of each weight. head_dim: d_k.
-    """
-    gradients: dict[str, Tensor] = {}
-    for entry in _entries("", module, parameters, rows, head_dim):
-        target: Any = _find("", module, entry.path)
-        if target is None:
-            continue
-        attributes = (
-            {entry.kind: ""} if isinstance(target, Tensor) else {"w": "weight", "b": "bias"}
-        )
-        for kind, attribute in attributes.items():
-            tensors = (
-                [getattr(layer, attribute) for layer in _layers(target)] if attribute else [target]
-            )
-            if tensors[0] is not None and any(f"{kind}_{role}" in rows for role in entry.roles):
-                gradients |= _split_gradient(entry, kind, _gradients(tensors, attribute), rows)
-    return gradients
-
-
-def _split_gradient(
-    entry: Entry, kind: str, parts: Sequence[Tensor], rows: Mapping[str, int]
-) -> dict[str, Tensor]:
-    """Return the gradients by name: those of all layers are joined along the rows, then split.
-
-    parts: the gradient of each layer. rows: of the weights of the configuration; others may be
-    stacked with them.
-    """
-    names = [f"{kind}_{role}" for role in entry.roles]
-    counts = [rows[name] if name in rows else rows[f"w{name[1:]}"] for name in names]
-    whole = torch.cat([entry.to_contract(part, kind) for part in parts])
-    split = whole.reshape(sum(counts), *([-1] if kind == "w" else [])).split(counts)
-    return {name: gradient for name, gradient in zip(names, split, strict=True) if name in rows}
-
-
-def _gradients(tensors: Sequence[Tensor], attribute: str) -> list[Tensor]:
-    """Return the gradients of parameters; without the axis of positions that the weight of a
-    convolution has.
-    """
-    return [
-        _gradient(tensor).flatten(1) if attribute == "weight" else _gradient(tensor)
-        for tensor in tensors
-    ]
-
-
-def _gradient(tensor: Tensor) -> Tensor:
-    """Return the gradient of a parameter, or of a view of one; zeros where none is set."""
-    whole = tensor if tensor.is_leaf else tensor._base
-    if whole is None or whole.grad is None:
-        return torch.zeros_like(tensor)
-    if whole is tensor:
-        return whole.grad
-    gradient = torch.empty_like(whole).copy_(whole.grad)  # with the strides of the parameter
-    return gradient.as_strided(
-        tensor.shape, tensor.stride(), tensor.storage_offset() - whole.storage_offset()
-    )
 
 
 @dataclass(frozen=True)
 class Entry:
     """One entry of `parameters`: which weights are at a path, and in which layout.
 
-    kind: "w", "b" or "extra". roles: of "q", "k", "v" and "o", stacked in this order. pattern: an
-    einops pattern from the contract's weight (out, in), or empty; its axis r counts the roles, and
-    e the columns of a head, `head_dim`.
+    kind: "w", "b" or "extra".
+    roles: of "q", "k", "v" and "o", stacked in this order.
+    pattern: an einops pattern from the contract's weight (out, in), or empty; its axis r counts the
+        roles, and e the columns of a head, `head_dim`.
     """
 
     key: str
@@ -185,17 +119,11 @@ class Entry:
         return self._rearranged(value, right, left)
 
     def sides(self, kind: str) -> tuple[str, str]:
-        """Return both sides of the pattern; a bias lacks the axis of the inputs, which is the
-        weight's last.
-        """
+        """Return both sides of the pattern; that of a bias lacks the axis of the inputs."""
         left, _, right = self.pattern.partition("->")
         if kind == "b" and self.kind == "w":
-            inputs = {*axes_of(groups_of(left)[-1])}
-            kept = (
-                [group for group in groups_of(side) if not inputs.issuperset(axes_of(group))]
-                for side in (left, right)
-            )
-            left, right = map(" ".join, kept)
+            inputs = {*axes_of(groups_of(left)[-1])}  # the last axis of the weight
+            return _without_axes(left, inputs), _without_axes(right, inputs)
         return left, right
 
     def _rearranged(self, value: Tensor, left: str, right: str) -> Tensor:
@@ -207,6 +135,12 @@ class Entry:
 def groups_of(side: str) -> list[str]:
     """Split one side of an einops pattern into its axes, those in parentheses as one."""
     return re.findall(r"\([^)]*\)|\S+", side)
+
+
+def _without_axes(side: str, axes: set[str]) -> str:
+    """Return one side of an einops pattern without the groups that consist of some axes."""
+    kept = [group for group in groups_of(side) if not axes.issuperset(axes_of(group))]
+    return " ".join(kept)
 
 
 def read_entry(label: str, key: str, path: ParameterPath, head_dim: int) -> Entry | None:
@@ -223,9 +157,7 @@ def read_entry(label: str, key: str, path: ParameterPath, head_dim: int) -> Entr
         )
     if path is None:
         return None
-    name, pattern = (
-        (path, "") if isinstance(path, str) else path if isinstance(path, tuple) else ("", "")
-    )
+    name, pattern = path if isinstance(path, tuple) else (path, "")
     if not name or not isinstance(name, str):
         raise ImplementationError(
             f"{label}: parameters[{key!r}] must be a dotted name, a dotted name and an einops"
@@ -239,14 +171,17 @@ def _left_out(parameters: Mapping[str, ParameterPath]) -> list[str]:
     return [key for key, path in parameters.items() if path is None]
 
 
-def _entries(
+def entries_of(
     label: str,
     module: nn.Module,
     parameters: Mapping[str, ParameterPath],
     names: Collection[str],
     head_dim: int,
 ) -> Iterator[Entry]:
-    """Yield the entries of what a module has, or should have; names: of the weights."""
+    """Yield the entries of what a module has, or should have.
+
+    names: of the weights.
+    """
     for key, path in parameters.items():
         entry = read_entry(label, key, path, head_dim)
         if entry is not None and not _has_no_bias(module, entry, names):
@@ -254,14 +189,10 @@ def _entries(
 
 
 def _has_no_bias(module: nn.Module, entry: Entry, names: Collection[str]) -> bool:
-    """Return whether an entry is of biases that the weights lack, and so does a module that has no
-    such attribute.
-    """
-    if (
-        entry.kind != "b"
-        or any(f"b_{role}" in names for role in entry.roles)
-        or ".*." in entry.path
-    ):
+    """Return whether an entry is of biases that neither the weights nor the module have."""
+    if entry.kind != "b" or ".*." in entry.path:
+        return False
+    if any(f"b_{role}" in names for role in entry.roles):
         return False
     target: Any = module
     for part in entry.path.split("."):
@@ -269,16 +200,16 @@ def _has_no_bias(module: nn.Module, entry: Entry, names: Collection[str]) -> boo
     return target is None
 
 
-def _find(label: str, module: nn.Module, path: str) -> object:
+def member_at(label: str, module: nn.Module, path: str) -> object:
     """Return what is at a path; a `*` stands for each member of an nn.ModuleList, in order."""
     before, starred, after = path.partition(".*.")
     if starred:
-        members = _find(label, module, before)
+        members = member_at(label, module, before)
         if not isinstance(members, nn.ModuleList):
             raise ImplementationError(
                 f"{label}: {path!r} needs an nn.ModuleList at {before!r}, which is not one"
             )
-        return nn.ModuleList(_find(label, member, after) for member in members)  # type: ignore[misc]  # _fill checks
+        return nn.ModuleList(member_at(label, member, after) for member in members)  # type: ignore[misc]  # _fill checks
     target: object = module
     for part in path.split("."):
         if not hasattr(target, part):
@@ -291,24 +222,24 @@ def _find(label: str, module: nn.Module, path: str) -> object:
 
 
 def _require_stored(where: str, tensors: Sequence[Tensor], again: Sequence[Tensor]) -> None:
-    """Raise ImplementationError if reading a tensor a second time gives another one: nothing can be
-    loaded into it.
+    """Raise ImplementationError if reading a tensor a second time gives another one.
+
+    Nothing can be loaded into it.
     """
-    if any(
-        first.data_ptr() != second.data_ptr() for first, second in zip(tensors, again, strict=True)
-    ):
-        raise ImplementationError(
-            f"{where} is computed each time it is read, as with a parametrization, so weights"
-            " cannot be loaded into it; name a stored parameter, or judge the module without the"
-            " parametrization"
-        )
+    for first, second in zip(tensors, again, strict=True):
+        if first.data_ptr() != second.data_ptr():
+            raise ImplementationError(
+                f"{where} is computed each time it is read, as with a parametrization, so weights"
+                " cannot be loaded into it; name a stored parameter, or judge the module without"
+                " the parametrization"
+            )
 
 
 def _tensors(target: object) -> list[Tensor]:
     """Return the tensor itself, or the weights and biases of a layer or a list of layers."""
     if isinstance(target, Tensor):
         return [target]
-    held = (getattr(layer, name, None) for layer in _layers(target) for name in ("weight", "bias"))
+    held = [getattr(layer, name, None) for layer in layers_of(target) for name in HELD]
     return [tensor for tensor in held if isinstance(tensor, Tensor)]
 
 
@@ -316,14 +247,15 @@ def _parameter_names(module: nn.Module) -> str:
     return ", ".join(name for name, _ in module.named_parameters()) or "none"
 
 
-def _layers(target: object) -> list[Any]:
+def layers_of(target: object) -> list[Any]:
+    """Return the layers of a list of layers, or the one that it is."""
     return list(target) if isinstance(target, nn.ModuleList) else [target]
 
 
 def _fill(where: str, entry: Entry, target: object, given: Mapping[str, Tensor]) -> None:
     """Fill one layer, list of layers or parameter with the weights of its roles."""
     if isinstance(target, nn.Module) and entry.kind == "w":
-        _fill_layers(where, entry, _layers(target), given)
+        _fill_layers(where, entry, layers_of(target), given)
         return
     value = _stacked(entry, entry.kind, given)
     if isinstance(target, Tensor):
@@ -356,26 +288,25 @@ def _zero_bias(weight: Tensor) -> Tensor:
 def _fill_layers(
     where: str, entry: Entry, layers: Sequence[Any], given: Mapping[str, Tensor]
 ) -> None:
-    """Fill each layer with its share of the rows of weight and bias; without biases, a bias becomes
-    zero.
+    """Fill each layer with its share of the rows of weight and bias.
+
+    Without biases, a bias becomes zero.
     """
-    weights, biases = _stacked(entry, "w", given), _stacked(entry, "b", given)
-    assert weights is not None
-    for layer, weight, bias in _shares(
-        layers, weights, _zero_bias(weights) if biases is None else biases
-    ):
-        _copy(f"{where}.weight", getattr(layer, "weight", None), entry, weight, "w")
-        if getattr(layer, "bias", None) is not None or biases is not None:
-            _copy(f"{where}.bias", getattr(layer, "bias", None), entry, bias, "b")
-
-
-def _shares(
-    layers: Sequence[Any], weight: Tensor, bias: Tensor
-) -> Iterator[tuple[Any, Tensor, Tensor]]:
-    """Yield each layer with its rows of weight and bias."""
-    count = len(layers)
-    shares = ([weight], [bias]) if count == 1 else (weight.chunk(count), bias.chunk(count))
-    yield from zip(layers, *shares, strict=False)
+    weight = _stacked(entry, "w", given)
+    assert weight is not None
+    bias = _stacked(entry, "b", given)
+    has_bias = bias is not None
+    if bias is None:
+        bias = _zero_bias(weight)
+    weights: Sequence[Tensor] = [weight]
+    biases: Sequence[Tensor] = [bias]
+    if len(layers) != 1:
+        weights, biases = weight.chunk(len(layers)), bias.chunk(len(layers))
+    for layer, own_weight, own_bias in zip(layers, weights, biases, strict=False):
+        _copy(f"{where}.weight", getattr(layer, "weight", None), entry, own_weight, "w")
+        held = getattr(layer, "bias", None)
+        if held is not None or has_bias:
+            _copy(f"{where}.bias", held, entry, own_bias, "b")
 
 
 def _copy(where: str, target: object, entry: Entry, value: Tensor, kind: str) -> None:

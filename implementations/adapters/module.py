@@ -20,12 +20,12 @@ from mha.implementations.adapters.construction import (
     module_class,
 )
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES, without_partial
+from mha.implementations.adapters.gradients import weight_gradients
 from mha.implementations.adapters.loading import (
     KEYS,
     ParameterPath,
     load,
     projects,
-    weight_gradients,
 )
 from mha.implementations.adapters.mask_forms import MaskFormat
 from mha.implementations.adapters.options import (
