@@ -1,6 +1,4 @@
-"""Queries in chunks, which the backward pass computes again: memory grows with L + S, not with L *
-S.
-"""
+"""Queries in chunks, which the backward pass computes again: memory grows with L + S."""
 
 from __future__ import annotations
 
@@ -18,8 +16,9 @@ CHUNK = 64
 
 
 class ChunkedAttention(nn.Module):
-    """Rabe & Staats 2021, with chunks of queries only: just one chunk's weights are in memory at a
-    time.
+    """Rabe & Staats 2021, with chunks of queries only.
+
+    The weights (B, H, chunk, S) of one chunk are in memory at a time, and not (B, H, L, S).
     """
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
@@ -45,30 +44,18 @@ class ChunkedAttention(nn.Module):
         = may attend.
         """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
-        q, k, v = (
-            self.split(self.query(query)),
-            self.split(self.key(key)),
-            self.split(self.value(value)),
-        )
+        q = self.split(self.query(query))
+        k = self.split(self.key(key))
+        v = self.split(self.value(value))
+        differs_by_query = mask is not None and mask.ndim > 1 and mask.shape[-2] > 1
         contexts = []
         for start in range(0, max(query.shape[1], 1), CHUNK):
             rows = slice(start, start + CHUNK)
-            part = (
-                mask[..., rows, :]
-                if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1
-                else mask
-            )
-            contexts.append(
-                checkpoint(
-                    attend,
-                    q[:, :, rows],
-                    k,
-                    v,
-                    part,
-                    start if is_causal else None,
-                    use_reentrant=False,
-                )
-            )
+            part = mask[..., rows, :] if mask is not None and differs_by_query else mask
+            first = start if is_causal else None
+            # The chunk's weights are not kept for the backward pass.
+            context = checkpoint(attend, q[:, :, rows], k, v, part, first, use_reentrant=False)
+            contexts.append(context)
         output: Tensor = self.output(torch.cat(contexts, 2).transpose(1, 2).flatten(2))
         return output
 
@@ -79,20 +66,24 @@ class ChunkedAttention(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, start: int | None) -> Tensor:
-    """Return the context (B, H, chunk, d_k) of a chunk of queries q (B, H, chunk, d_k) over k and v
-    (B, H, S, d_k).
+    """Return the context (B, H, chunk, d_k) of a chunk of queries.
 
-    mask: broadcastable to (B, H, chunk, S). start: the position of the first query if the call is
-    causal, else None.
+    q: (B, H, chunk, d_k).
+    k, v: (B, H, S, d_k).
+    mask: broadcastable to (B, H, chunk, S).
+    start: the position of the first query if the call is causal, else None.
     """
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
-    allowed = allowed if start is None else allowed.tril(start)
-    allowed = allowed if mask is None else allowed & mask
+    if start is not None:
+        allowed = allowed.tril(start)
+    if mask is not None:
+        allowed = allowed & mask
+    # A row without an allowed key keeps its scores in the softmax, which would be NaN if all
+    # were -infinity.
     empty = ~allowed.any(-1, keepdim=True)
-    weights = (
-        scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
-    )
+    scores = scores.masked_fill(~(allowed | empty), -math.inf)
+    weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
     return weights @ v
 
 

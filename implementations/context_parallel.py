@@ -1,6 +1,4 @@
-"""PyTorch's own context parallelism, `torch.distributed.tensor.experimental.context_parallel`, as
-it is.
-"""
+"""PyTorch's own `torch.distributed.tensor.experimental.context_parallel`, as it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every axis has a name, with einops: `rearrange` splits and merges the heads, `einsum` multiplies."""
+"""Every axis has a name: `rearrange` of einops splits and merges the heads, `einsum` multiplies."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ class EinopsAttention(nn.Module):
         = hidden.
         """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
-        q, k, v = (
-            rearrange(x, "b n (h d) -> b h n d", d=self.config.head_dim)
-            for x in (self.to_q(query), self.to_k(key), self.to_v(value))
-        )
+        width = self.config.head_dim
+        q = rearrange(self.to_q(query), "b n (h d) -> b h n d", d=width)
+        k = rearrange(self.to_k(key), "b n (h d) -> b h n d", d=width)
+        v = rearrange(self.to_v(value), "b n (h d) -> b h n d", d=width)
         scores = einsum(q, k, "b h i d, b h j d -> b h i j") * self.scale
         hidden = torch.zeros_like(scores, dtype=torch.bool) if mask is None else mask
+        # A row whose keys are all hidden keeps its scores in the softmax, which would be NaN if all
+        # were -infinity.
         empty = hidden.all(-1, keepdim=True)
-        weights = (
-            scores.masked_fill(hidden & ~empty, float("-inf")).softmax(-1).masked_fill(hidden, 0.0)
-        )
+        scores = scores.masked_fill(hidden & ~empty, float("-inf"))
+        weights = scores.softmax(-1).masked_fill(hidden, 0.0)
         context = einsum(weights, v, "b h i j, b h j d -> b h i d")
         return Output(self.to_out(rearrange(context, "b h n d -> b n (h d)")), weights)
 

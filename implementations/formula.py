@@ -1,5 +1,4 @@
-"""Attention in plain torch, each step once: what the textbook, the faults and the trial runs are
-made of.
+"""Attention in plain torch, step by step, for the textbook, the faults and the trial runs.
 
 An option of the call acts in one of these steps. The oracle, its rounding graphs and the tests with
 fifty digits share nothing with them, so that one mistake cannot hide another.
@@ -22,12 +21,12 @@ Normalise = Callable[[Tensor], Tensor]
 
 
 def scores_of(q: Tensor, k: Tensor, options: Options, usual_scale: float = 1.0) -> Tensor:
-    """Return the scores (B, H, L, S) of queries and keys (B, H, length, d_k), without any mask or
-    cap.
+    """Return the scores (B, H, L, S) of queries and keys (B, H, length, d_k), without any mask.
 
     usual_scale: what they are multiplied by where the call does not say so.
     """
-    return q @ k.mT * (usual_scale if options.scale is None else options.scale)
+    scale = usual_scale if options.scale is None else options.scale
+    return q @ k.mT * scale
 
 
 def capped(scores: Tensor, cap: float | None) -> Tensor:
@@ -38,30 +37,32 @@ def capped(scores: Tensor, cap: float | None) -> Tensor:
 def allowed_by(
     options: Options, like: Tensor, alignment: Alignment = "top_left", alibi: AlibiForm = "signed"
 ) -> tuple[Tensor, Tensor]:
-    """Return which keys each query may attend to, boolean, and what is added to its scores, both
-    (B, H, L, S).
+    """Return the keys that each query may attend to, and what is added to its scores.
 
-    like: scores, or a tensor of their shape, dtype and device. alignment: of the causal mask, the
-        window and ALiBi.
+    Both are (B, H, L, S), the first one boolean.
+
+    like: scores, or a tensor of their shape, dtype and device.
+    alignment: of the causal mask, the window and ALiBi.
     alibi: the form of the bias of slopes.
     """
     mask = options.mask
-    allowed, bias = torch.ones_like(like, dtype=torch.bool), torch.zeros_like(like)
+    queries, keys = like.shape[2:]
+    allowed = torch.ones_like(like, dtype=torch.bool)
+    bias = torch.zeros_like(like)
     if mask is not None and mask.dtype == torch.bool:
         allowed = allowed & mask
     elif mask is not None:
         masked = mask == -math.inf
-        allowed, bias = allowed & ~masked, bias + mask.masked_fill(masked, 0.0)
+        allowed = allowed & ~masked
+        bias = bias + mask.masked_fill(masked, 0.0)
     if options.alibi is not None:
-        bias = bias + alibi_bias(options.alibi, alibi, like.shape[2], like.shape[3], alignment).to(
-            like
-        )
+        of_slopes = alibi_bias(options.alibi, alibi, queries, keys, alignment)
+        bias = bias + of_slopes.to(like)
     if options.is_causal:
-        allowed = allowed & causal_mask(like.shape[2], like.shape[3], alignment, like.device)
+        allowed = allowed & causal_mask(queries, keys, alignment, like.device)
     if options.window is not None:
-        allowed = allowed & window_mask(
-            like.shape[2], like.shape[3], options.window, alignment, like.device
-        )
+        inside = window_mask(queries, keys, options.window, alignment, like.device)
+        allowed = allowed & inside
     return allowed, bias
 
 
@@ -80,43 +81,41 @@ def weights_of(
 ) -> Tensor:
     """Return the softmax over the allowed keys, (B, H, L, S); a row without any gets zeros.
 
-    Such a row keeps its scores in the softmax, so that neither it nor its gradient is NaN. sinks: a
-    score (H,) of each head that takes part in the denominator only.
+    Such a row keeps its scores in the softmax, so that neither it nor its gradient is NaN.
+
+    normalise: the softmax over the last axis.
+    sinks: a score (H,) of each head that takes part in the denominator only.
     """
     if sinks is not None:
-        column = sinks.to(scores).view(-1, 1, 1).expand(*scores.shape[:3], 1)
-        extended = torch.cat([scores, column], -1)
-        return weights_of(extended, torch.cat([allowed, column > -math.inf], -1), normalise)[
-            ..., :-1
-        ]
+        return weights_of(*_with_sinks(scores, allowed, sinks), normalise)[..., :-1]
     empty = ~allowed.any(-1, keepdim=True)
-    return normalise(scores.masked_fill(~(allowed | empty), -math.inf)).masked_fill(~allowed, 0.0)
+    scores = scores.masked_fill(~(allowed | empty), -math.inf)
+    return normalise(scores).masked_fill(~allowed, 0.0)
+
+
+def _with_sinks(scores: Tensor, allowed: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scores and allowed keys with the sink of each head as one more key, the last one."""
+    column = sinks.to(scores).view(-1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat([scores, column], -1), torch.cat([allowed, column > -math.inf], -1)
 
 
 def sinks_of(options: Options, like: Tensor) -> Tensor | None:
-    """Return the sinks of a call as a tensor (H,), on the device of another one and in its dtype."""
+    """Return the sinks of a call as a tensor (H,), like another one in device and dtype."""
     return None if options.sinks is None else torch.as_tensor(options.sinks).to(like)
 
 
 def log_sum_exp(scores: Tensor, allowed: Tensor, sinks: Tensor | None = None) -> Tensor:
-    """Return the natural log-sum-exp of the allowed scores of each row, (B, H, L); without any, it
-    is -infinity.
+    """Return the natural log-sum-exp of the allowed scores of each row, (B, H, L).
 
-    sinks: (H,), of which each is one of the terms.
+    Without any, it is -infinity. sinks: (H,), each of which is one more term of the rows of a head.
     """
     if sinks is not None:
-        column = sinks.to(scores).view(-1, 1, 1).expand(*scores.shape[:3], 1)
-        scores, allowed = (
-            torch.cat([scores, column], -1),
-            torch.cat([allowed, column > -math.inf], -1),
-        )
+        scores, allowed = _with_sinks(scores, allowed, sinks)
     return scores.masked_fill(~allowed, -math.inf).logsumexp(-1)
 
 
 class Holder(nn.Module):
-    """What attention in steps has beside the steps: its weights and their gradients, and a cache of
-    inputs.
-    """
+    """What attention has beside its steps: weights, their gradients, and a cache of inputs."""
 
     def hold(self, named: Any) -> None:
         """Register copies of tensors, given as pairs of a name and a tensor, as parameters."""
@@ -135,17 +134,18 @@ class Holder(nn.Module):
         cache: Any = None,
         active: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        """See `mha.spec.Decoder`; the cache has keys, values, and which of them are an item's own,
-        (B, n, 1).
+        """See `mha.spec.Decoder`.
+
+        The cache has keys, values, and which of them are an item's own, (B, n, 1).
         """
-        active = query.new_ones(len(query)).bool() if active is None else active
+        if active is None:
+            active = query.new_ones(len(query)).bool()
         own = active[:, None, None].expand(-1, query.shape[1], -1)
         new = key.where(own, 0), value.where(own, 0), own
-        cache = (
-            new
-            if cache is None
-            else tuple(torch.cat(pair, 1) for pair in zip(cache, new, strict=True))
-        )
+        if cache is None:
+            cache = new
+        else:
+            cache = tuple(torch.cat(pair, 1) for pair in zip(cache, new, strict=True))
         key, value, present = cache
         earlier = causal_mask(query.shape[1], key.shape[1], "bottom_right", query.device)
         output: Output = self(query, key, value, mask=present.mT.unsqueeze(1) & earlier)

@@ -1,6 +1,4 @@
-"""Fewer key/value heads than query heads, each shared by a group of query heads; with one,
-multi-query attention.
-"""
+"""Fewer key/value heads than query heads: each is shared by a group of query heads."""
 
 from __future__ import annotations
 
@@ -15,8 +13,9 @@ from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 class GroupedQueryAttention(nn.Module):
-    """Ainslie et al. 2023, and Shazeer 2019 for one key/value head; keys and values are not
-    repeated in memory.
+    """Ainslie et al. 2023, and Shazeer 2019 for one key/value head, multi-query attention.
+
+    Keys and values are not repeated in memory.
     """
 
     def __init__(
@@ -45,20 +44,24 @@ class GroupedQueryAttention(nn.Module):
         = may attend.
         """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
-        heads, width = self.config.n_heads, self.config.head_dim
-        groups = self.config.kv_heads, heads // self.config.kv_heads
+        width = self.config.head_dim
+        kv_heads = self.config.kv_heads
+        # g: the key/value heads; r: the query heads that share one.
+        groups = kv_heads, self.config.n_heads // kv_heads
         q = self.query(query).unflatten(-1, (*groups, width))
-        k = self.key(key).unflatten(-1, (groups[0], width))
-        v = self.value(value).unflatten(-1, (groups[0], width))
-        # g: key/value heads; r: query heads that share one.
+        k = self.key(key).unflatten(-1, (kv_heads, width))
+        v = self.value(value).unflatten(-1, (kv_heads, width))
         scores = torch.einsum("blgrd,bsgd->bgrls", q, k).flatten(1, 2) / math.sqrt(width)
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device)
-        allowed = allowed.tril() if is_causal else allowed
-        allowed = allowed if mask is None else allowed & mask
+        if is_causal:
+            allowed = allowed.tril()
+        if mask is not None:
+            allowed = allowed & mask
+        # A row without an allowed key keeps its scores in the softmax, which would be NaN if all
+        # were -infinity.
         empty = ~allowed.any(-1, keepdim=True)
-        weights = (
-            scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
-        )
+        scores = scores.masked_fill(~(allowed | empty), -math.inf)
+        weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
         context = torch.einsum("bgrls,bsgd->blgrd", weights.unflatten(1, groups), v)
         return Output(self.output(context.flatten(2)), weights)
 

@@ -35,15 +35,13 @@ class Cache(NamedTuple):
         count = key.shape[2]
         keys, values = F.pad(self.keys, (0, 0, 0, count)), F.pad(self.values, (0, 0, 0, count))
         # Which of the new ones each position gets, in an item that has some already.
-        number = torch.arange(keys.shape[2], device=self.lengths.device) - self.lengths.unsqueeze(
-            -1
-        )
-        new = ((number >= 0) & (number < count) & active.unsqueeze(-1))[:, None, :, None]
+        positions = torch.arange(keys.shape[2], device=self.lengths.device)
+        number = positions - self.lengths.unsqueeze(-1)
+        is_new = (number >= 0) & (number < count) & active.unsqueeze(-1)
+        is_new = is_new[:, None, :, None]
         number = number.clamp(0, count - 1)[:, None, :, None].expand_as(keys)
-        keys, values = (
-            key.gather(2, number).where(new, keys),
-            value.gather(2, number).where(new, values),
-        )
+        keys = key.gather(2, number).where(is_new, keys)
+        values = value.gather(2, number).where(is_new, values)
         return Cache(keys, values, self.lengths + count * active)
 
 
@@ -74,11 +72,12 @@ class CachedAttention(nn.Module):
         """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
         allowed = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool, device=query.device)
-        allowed = allowed.tril() if is_causal else allowed
-        allowed = allowed if mask is None else allowed & mask
-        return self.attend(
-            self.split(self.query(query)), *self.keys_and_values(key, value), allowed
-        )
+        if is_causal:
+            allowed = allowed.tril()
+        if mask is not None:
+            allowed = allowed & mask
+        k, v = self.keys_and_values(key, value)
+        return self.attend(self.split(self.query(query)), k, v, allowed)
 
     def decode(
         self,
@@ -88,26 +87,29 @@ class CachedAttention(nn.Module):
         cache: Cache | None = None,
         active: Tensor | None = None,
     ) -> tuple[Tensor, Cache]:
-        """Attend from each of n tokens to itself and those before it; return the output (B, n, D)
-        and the new cache.
+        """Attend from each of n tokens to itself and those before it.
 
-        query, key, value: (B, n, D). cache: of the tokens before; None for the first. active: (B,),
-        False for an item that has no token now: its cache does not change, and its output means
-        nothing.
+        Return the output (B, n, D) and the new cache.
+
+        query, key, value: (B, n, D).
+        cache: of the tokens before; None for the first.
+        active: (B,), False for an item that has no token now: its cache does not change, and its
+            output means nothing.
         """
         validate_call(self.config, query, key, value)
         k, v = self.keys_and_values(key, value)
         batch = query.shape[0]
         if cache is None:
-            cache = Cache(
-                k[:, :, :0], v[:, :, :0], torch.zeros(batch, dtype=torch.long, device=k.device)
-            )
-        everyone = torch.ones(batch, dtype=torch.bool, device=k.device)
+            lengths = torch.zeros(batch, dtype=torch.long, device=k.device)
+            cache = Cache(k[:, :, :0], v[:, :, :0], lengths)
+        if active is None:
+            active = torch.ones(batch, dtype=torch.bool, device=k.device)
         before = cache.lengths
-        cache = cache.append(k, v, everyone if active is None else active)
-        last = before.unsqueeze(-1) + torch.arange(query.shape[1], device=k.device)
-        allowed = torch.arange(cache.keys.shape[2], device=k.device) <= last.unsqueeze(-1)
-        allowed = allowed.unsqueeze(1) & cache.filled[:, None, None, :]
+        cache = cache.append(k, v, active)
+        # The last position that each of the n tokens of an item sees is its own.
+        own = before.unsqueeze(-1) + torch.arange(query.shape[1], device=k.device)
+        not_later = torch.arange(cache.keys.shape[2], device=k.device) <= own.unsqueeze(-1)
+        allowed = not_later.unsqueeze(1) & cache.filled[:, None, None, :]
         return self.attend(self.split(self.query(query)), cache.keys, cache.values, allowed), cache
 
     def reorder_cache(self, cache: Cache, items: Tensor) -> Cache:
@@ -116,17 +118,17 @@ class CachedAttention(nn.Module):
 
     def crop_cache(self, cache: Cache, length: int) -> Cache:
         """Return the cache of the first tokens, `length` of each item at most."""
-        return Cache(
-            cache.keys[:, :, :length], cache.values[:, :, :length], cache.lengths.clamp(max=length)
-        )
+        keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
+        return Cache(keys, values, cache.lengths.clamp(max=length))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         """Return the output (B, L, D) of q (B, H, L, d_k), and k and v (B, H, S, d_k)."""
         scores = q @ k.mT / math.sqrt(self.config.head_dim)
+        # A row without an allowed key keeps its scores in the softmax, which would be NaN if all
+        # were -infinity.
         empty = ~allowed.any(-1, keepdim=True)
-        weights = (
-            scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
-        )
+        scores = scores.masked_fill(~(allowed | empty), -math.inf)
+        weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
         output: Tensor = self.output((weights @ v).transpose(1, 2).flatten(2))
         return output
 

@@ -11,9 +11,7 @@ from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 class LoopAttention(nn.Module):
-    """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_o, as in section 3.2.2 of Vaswani et al.
-    2017.
-    """
+    """Concat(head_1, ..., head_h) W_o: Vaswani et al. 2017, section 3.2.2."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -21,11 +19,12 @@ class LoopAttention(nn.Module):
         self.config.validate()
 
         def one_per_head() -> nn.ModuleList:
-            return nn.ModuleList(
-                nn.Linear(d_model, self.config.head_dim, bias=bias) for _ in range(n_heads)
-            )
+            width = self.config.head_dim
+            return nn.ModuleList(nn.Linear(d_model, width, bias=bias) for _ in range(n_heads))
 
-        self.queries, self.keys, self.values = one_per_head(), one_per_head(), one_per_head()
+        self.queries = one_per_head()
+        self.keys = one_per_head()
+        self.values = one_per_head()
         self.output = nn.Linear(d_model, d_model, bias=bias)
 
     def forward(
@@ -43,6 +42,7 @@ class LoopAttention(nn.Module):
         """
         validate_call(self.config, query, key, value, mask)
         shape = (query.shape[0], self.config.n_heads, query.shape[1], key.shape[1])
+        # What is added to the scores, and which keys may be attended to, for all heads.
         bias = query.new_zeros(())
         allowed = torch.ones((), dtype=torch.bool, device=query.device)
         if mask is not None and mask.dtype == torch.bool:
@@ -70,9 +70,8 @@ def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
     would be NaN if all were -infinity.
     """
     empty = ~allowed.any(-1, keepdim=True)
-    return (
-        scores.masked_fill(~(allowed | empty), float("-inf")).softmax(-1).masked_fill(~allowed, 0.0)
-    )
+    scores = scores.masked_fill(~(allowed | empty), float("-inf"))
+    return scores.softmax(-1).masked_fill(~allowed, 0.0)
 
 
 implementation = from_module(

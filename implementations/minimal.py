@@ -17,7 +17,10 @@ class MinimalAttention(nn.Module):
         super().__init__()
         self.config = Config(d_model, n_heads, bias=bias)
         self.config.validate()
-        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model, bias=bias) for _ in range(4))
+        self.q = nn.Linear(d_model, d_model, bias=bias)
+        self.k = nn.Linear(d_model, d_model, bias=bias)
+        self.v = nn.Linear(d_model, d_model, bias=bias)
+        self.o = nn.Linear(d_model, d_model, bias=bias)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
@@ -29,16 +32,16 @@ class MinimalAttention(nn.Module):
         """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
         heads = self.config.n_heads, self.config.head_dim
-        q, k, v = (
-            x.unflatten(-1, heads).transpose(1, 2)
-            for x in (self.q(query), self.k(key), self.v(value))
-        )
-        scores = q @ k.mT / heads[1] ** 0.5
+        q = self.q(query).unflatten(-1, heads).transpose(1, 2)
+        k = self.k(key).unflatten(-1, heads).transpose(1, 2)
+        v = self.v(value).unflatten(-1, heads).transpose(1, 2)
+        scores = q @ k.mT / self.config.head_dim**0.5
         allowed = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
         # A row without an allowed key keeps its scores in the softmax, which would be NaN if all
         # were -infinity.
-        hidden = ~(allowed | ~allowed.any(-1, keepdim=True))
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).masked_fill(~allowed, 0.0)
+        empty = ~allowed.any(-1, keepdim=True)
+        scores = scores.masked_fill(~(allowed | empty), float("-inf"))
+        weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
         output: Tensor = self.o((weights @ v).transpose(1, 2).flatten(2))
         return output
 

@@ -25,17 +25,16 @@ class ScaledDotProduct(nn.Module):
         q: (B, H, L, d_k); k, v: (B, H, S, d_k); allowed: boolean, broadcastable to (B, H, L, S).
         """
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        # A row without an allowed key keeps its scores in the softmax, which would be NaN if all
+        # were -infinity.
         empty = ~allowed.any(-1, keepdim=True)
-        weights = (
-            scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
-        )
+        scores = scores.masked_fill(~(allowed | empty), -math.inf)
+        weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
         return self.dropout(weights) @ v, weights
 
 
 class ModularAttention(nn.Module):
-    """Section 3.2.2 of Vaswani et al. 2017: self-attention, or a decoder's queries over an
-    encoder's memory.
-    """
+    """Section 3.2.2 of Vaswani et al. 2017: over one sequence, or from a decoder to an encoder."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
@@ -62,8 +61,10 @@ class ModularAttention(nn.Module):
         """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
         allowed = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool, device=query.device)
-        allowed = allowed.tril() if is_causal else allowed
-        allowed = allowed if mask is None else allowed & mask
+        if is_causal:
+            allowed = allowed.tril()
+        if mask is not None:
+            allowed = allowed & mask
         q = self.split(self.query_projection(query))
         k = self.split(self.key_projection(key))
         v = self.split(self.value_projection(value))

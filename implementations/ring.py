@@ -24,7 +24,8 @@ from mha.spec.sharding import Order
 class Ring:
     """The ranks of a mesh in a circle; each sends to the next one.
 
-    queries: the positions of this rank's queries. keys: for each rank, the positions of its keys.
+    queries: the positions of this rank's queries.
+    keys: for each rank, the positions of its keys.
     is_causal: whether no query sees a later key.
     """
 
@@ -34,25 +35,30 @@ class Ring:
     is_causal: bool
 
     def turn(self, parts: list[Tensor], source: int) -> list[Tensor]:
-        """Send tensors (B, H, length of the source, d) to the next rank, and return what the
-        previous one had.
+        """Send tensors to the next rank, and return what the previous one had.
 
-        source: the rank whose keys these parts belong to.
+        parts: of the keys of a rank, (B, H, its number of keys, d).
+        source: that rank.
         """
         size, rank, group = self.mesh.size(), self.mesh.get_local_rank(), self.mesh.get_group()
+        if size == 1:
+            return parts
         arriving = len(self.keys[(source - 1) % size])
         received = [x.new_empty((*x.shape[:2], arriving, x.shape[3])) for x in parts]
-        to, by = (dist.get_global_rank(group, (rank + step) % size) for step in (1, -1))
+        to = dist.get_global_rank(group, (rank + 1) % size)
+        by = dist.get_global_rank(group, (rank - 1) % size)
         messages = [dist.P2POp(dist.isend, x.contiguous(), to, group) for x in parts if x.numel()]
         messages += [dist.P2POp(dist.irecv, x, by, group) for x in received if x.numel()]
-        for work in dist.batch_isend_irecv(messages) if size > 1 and messages else []:
-            work.wait()
-        return received if size > 1 else parts
+        if messages:
+            for work in dist.batch_isend_irecv(messages):
+                work.wait()
+        return received
 
 
 class RingAttention(torch.autograd.Function):
-    """Liu et al. 2023: contexts of parts are merged by their log-sum-exps; gradients of keys travel
-    with them.
+    """Liu et al. 2023: the contexts of parts are merged by their log-sum-exps.
+
+    In the backward pass, the gradients of keys and values travel with them.
     """
 
     @staticmethod
@@ -68,16 +74,14 @@ class RingAttention(torch.autograd.Function):
         for step in range(size):
             source = (rank - step) % size
             scores = scores_of(q.to(wide), parts[0].to(wide), mask, ring, source)
-            part = (
-                scores.logsumexp(-1, keepdim=True)
-                if scores.shape[-1]
-                else torch.full_like(total, -math.inf)
-            )
+            part = torch.full_like(total, -math.inf)
+            if scores.shape[-1]:
+                part = scores.logsumexp(-1, keepdim=True)
             merged = torch.logaddexp(total, part)
+            # A row without any key so far has the log-sum-exp -infinity, and weights of 0.
             shift = merged.masked_fill(merged == -math.inf, 0.0)
-            context = context * (total - shift).exp() + (scores - shift).exp() @ repeated(
-                parts[1].to(wide), q
-            )
+            weights = (scores - shift).exp()
+            context = context * (total - shift).exp() + weights @ repeated(parts[1].to(wide), q)
             total = merged
             parts = ring.turn(parts, source)
         ctx.save_for_backward(q, k, v, mask, context, total)
@@ -87,50 +91,51 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of q, k, v and a float mask; those of keys and values end where they
-        started.
+        """Return the gradients of q, k, v and a float mask.
+
+        Those of keys and values end where they started, after one turn of the ring.
         """
         q, k, v, mask, context, total = ctx.saved_tensors
-        ring, wide, scale = ctx.ring, context.dtype, 1 / math.sqrt(q.shape[-1])
+        ring = ctx.ring
+        wide = context.dtype
+        scale = 1 / math.sqrt(q.shape[-1])
         rank, size = ring.mesh.get_local_rank(), ring.mesh.size()
-        upstream, shift = upstream.to(wide), total.masked_fill(total == -math.inf, 0.0)
+        upstream = upstream.to(wide)
+        shift = total.masked_fill(total == -math.inf, 0.0)
         mean = (upstream * context).sum(-1, keepdim=True)
         grad_q = torch.zeros_like(q, dtype=wide)
-        keys = sum(map(len, ring.keys))
-        grad_scores = (
-            q.new_zeros((*q.shape[:-1], keys), dtype=wide) if ctx.needs_input_grad[3] else None
-        )
-        parts = [
-            k.to(wide),
-            v.to(wide),
-            torch.zeros_like(k, dtype=wide),
-            torch.zeros_like(v, dtype=wide),
-        ]
+        grad_scores = None
+        if ctx.needs_input_grad[3]:  # of the mask
+            every_key = sum(map(len, ring.keys))
+            grad_scores = q.new_zeros((*q.shape[:-1], every_key), dtype=wide)
+        keys, values = k.to(wide), v.to(wide)
+        grad_k, grad_v = torch.zeros_like(keys), torch.zeros_like(values)
         for step in range(size):
             source = (rank - step) % size
-            scores = scores_of(q.to(wide), parts[0], mask, ring, source)
+            scores = scores_of(q.to(wide), keys, mask, ring, source)
             weights = (scores - shift).exp()
-            grad = weights * (upstream @ repeated(parts[1], q).mT - mean)
+            grad = weights * (upstream @ repeated(values, q).mT - mean)
             if grad_scores is not None:
                 grad_scores[..., ring.keys[source].to(q.device)] = grad
-            grad_q += scale * grad @ repeated(parts[0], q)
-            parts[2] = parts[2] + summed(scale * grad.mT @ q.to(wide), k)
-            parts[3] = parts[3] + summed(weights.mT @ upstream, v)
-            parts = ring.turn(parts, source)
+            grad_q += scale * grad @ repeated(keys, q)
+            grad_k = grad_k + summed(scale * grad.mT @ q.to(wide), k)
+            grad_v = grad_v + summed(weights.mT @ upstream, v)
+            keys, values, grad_k, grad_v = ring.turn([keys, values, grad_k, grad_v], source)
         grad_mask = None if grad_scores is None else grad_scores.sum_to_size(mask.shape).to(mask)
-        return grad_q.to(q), parts[2].to(k), parts[3].to(v), grad_mask, None
+        return grad_q.to(q), grad_k.to(k), grad_v.to(v), grad_mask, None
 
 
 def scores_of(q: Tensor, k: Tensor, mask: Tensor | None, ring: Ring, source: int) -> Tensor:
-    """Return the scores (B, H, L_r, S_r) for the keys of a rank, -infinity where a query may not
-    attend.
-    """
-    scores, places = q @ repeated(k, q).mT / math.sqrt(q.shape[-1]), ring.keys[source].to(q.device)
+    """Return the scores (B, H, L_r, S_r) for the keys of a rank, -infinity for hidden ones."""
+    scores = q @ repeated(k, q).mT / math.sqrt(q.shape[-1])
+    places = ring.keys[source].to(q.device)
     if mask is not None:
         part = mask.index_select(-1, places) if mask.shape[-1] > 1 else mask
-        scores = scores.masked_fill(~part, -math.inf) if part.dtype == torch.bool else scores + part
+        is_bool = part.dtype == torch.bool
+        scores = scores.masked_fill(~part, -math.inf) if is_bool else scores + part
     if ring.is_causal:
-        scores = scores.masked_fill(places > ring.queries.to(q.device).unsqueeze(-1), -math.inf)
+        is_later = places > ring.queries.to(q.device).unsqueeze(-1)
+        scores = scores.masked_fill(is_later, -math.inf)
     return scores
 
 
@@ -157,15 +162,18 @@ def attend(  # noqa: PLR0913  the arguments of every such function, and the orde
 ) -> Tensor:
     """Return this rank's context; see `from_sharded`. order: of the sequence over the ranks."""
     rank, size = mesh.get_local_rank(), mesh.size()
-    lengths = [sum(gathered_lengths(x.shape[2], mesh, x.device)) for x in (query, key)]
-    queries, keys = (positions(order, length, size) for length in lengths)
+    length = sum(gathered_lengths(query.shape[2], mesh, query.device))
+    length_of_keys = sum(gathered_lengths(key.shape[2], mesh, key.device))
+    queries = positions(order, length, size)
+    keys = positions(order, length_of_keys, size)
     if (len(queries[rank]), len(keys[rank])) != (query.shape[2], key.shape[2]):
         raise ValueError(f"the parts of this rank are not those of the order {order!r}")
     if mask is not None:
         mask = mask[(None,) * (4 - mask.ndim)]
-        if mask.shape[-1] not in (1, lengths[1]):
+        if mask.shape[-1] not in (1, length_of_keys):
             raise ValueError(
-                f"the mask must have the columns of all {lengths[1]} keys, but has {mask.shape[-1]}"
+                f"the mask must have the columns of all {length_of_keys} keys, but has"
+                f" {mask.shape[-1]}"
             )
     ring = Ring(mesh, queries[rank], keys, is_causal)
     context: Tensor = RingAttention.apply(query, key, value, mask, ring)  # type: ignore[no-untyped-call]  # of torch

@@ -19,23 +19,23 @@ def attend(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Return the context (B, H, L, d_v) of query (B, H, L, d_k), key (B, H_kv, S, d_k) and value
-    (B, H_kv, S, d_v).
+    """Return the context (B, H, L, d_v).
 
-    mask: broadcastable to (B, H, L, S); boolean, True = may attend, or added to the scores. scale:
-    by default 1/sqrt(d_k).
+    query: (B, H, L, d_k).
+    key: (B, H_kv, S, d_k).
+    value: (B, H_kv, S, d_v).
+    mask: broadcastable to (B, H, L, S); boolean, True = may attend, or added to the scores.
+    scale: by default 1/sqrt(d_k).
     """
     if mask is not None:
         mask = torch.atleast_2d(mask)  # a mask (S,) is rejected
     if mask is not None and is_causal:  # some backends reject the two together
-        causal = torch.ones(
-            query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
-        ).tril()
-        mask = (
-            mask & causal
-            if mask.dtype == causal.dtype
-            else mask.masked_fill(~causal, float("-inf"))
-        )
+        lengths = query.shape[-2], key.shape[-2]
+        causal = torch.ones(lengths, dtype=torch.bool, device=query.device).tril()
+        if mask.dtype == torch.bool:
+            mask = mask & causal
+        else:
+            mask = mask.masked_fill(~causal, float("-inf"))
         is_causal = False
     grouped = key.shape[-3] != query.shape[-3]
     return F.scaled_dot_product_attention(

@@ -1,6 +1,4 @@
-"""Heads over ranks, with DTensor: W_q, W_k and W_v are cut by columns of the output, W_o by rows of
-the input.
-"""
+"""Heads over ranks, with DTensor: W_q, W_k and W_v are cut by their outputs, W_o by its inputs."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ PARAMETERS = {"w": "weight", "b": "bias"}
 
 
 class TensorParallelAttention(nn.Module):
-    """Shoeybi et al. 2019, section 3: each rank attends with its heads, and the outputs are summed
-    over the ranks.
-    """
+    """Shoeybi et al. 2019, section 3: each rank attends with its heads; the outputs are summed."""
 
     def __init__(self, config: Config, weights: Weights, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -43,20 +39,19 @@ class TensorParallelAttention(nn.Module):
         for name, heads in (("heads", config.n_heads), ("key/value heads", config.kv_heads)):
             if heads % mesh.size():
                 raise ValueError(f"{mesh.size()} ranks must divide the number of {name}, {heads}")
-        self.config, self.rank, self.size = config, mesh.get_local_rank(), mesh.size()
+        self.config = config
+        self.rank = mesh.get_local_rank()
         given = dict(weights.named())
         for role in "qkvo":
             matrix, bias = given[f"w_{role}"], given.get(f"b_{role}")
-            layer = nn.Linear(
-                matrix.shape[1], matrix.shape[0], bias=bias is not None, device="meta"
-            )
-            for attribute, tensor in (("weight", matrix), ("bias", bias)):
-                if tensor is not None:
-                    setattr(layer, attribute, nn.Parameter(tensor.detach().clone()))
+            rows, columns = matrix.shape
+            layer = nn.Linear(columns, rows, bias=bias is not None, device="meta")
+            layer.weight = nn.Parameter(matrix.detach().clone())
+            if bias is not None:
+                layer.bias = nn.Parameter(bias.detach().clone())
             self.add_module(role, layer)
-        if (
-            mesh.size() > 1
-        ):  # on one rank, DTensor would have nothing to cut, and refuses some widths
+        # On one rank, DTensor would have nothing to cut, and refuses some widths.
+        if mesh.size() > 1:
             by_columns = {role: ColwiseParallel() for role in "qkv"}
             parallelize_module(self, mesh, {**by_columns, "o": RowwiseParallel()})
 
@@ -70,38 +65,38 @@ class TensorParallelAttention(nn.Module):
         is_causal: bool = False,
         need_weights: bool = False,
     ) -> Output:
-        """Return the whole output (B, L, D), which every rank has; query, key and value are whole,
-        too.
-        """
+        """Return the whole output (B, L, D), which every rank has, of whole inputs."""
         validate_call(self.config, query, key, value, mask)
-        q, k, v = (self.split(role, x) for role, x in (("q", query), ("k", key), ("v", value)))
+        q, k, v = self.split("q", query), self.split("k", key), self.split("v", value)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         scores = q @ k.mT / math.sqrt(self.config.head_dim)
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
-        allowed = allowed.tril() if is_causal else allowed
+        if is_causal:
+            allowed = allowed.tril()
         if mask is not None:
-            own = slice(self.rank * q.shape[1], (self.rank + 1) * q.shape[1])
-            mask = (
-                mask[:, own]
-                if mask.ndim == 4 and mask.shape[1] > 1
-                else mask[own]
-                if self.per_head(mask)
-                else mask
-            )
-            allowed = allowed & (mask if mask.dtype == torch.bool else mask != -math.inf)
-            if mask.dtype != torch.bool:
+            mask = self.part_of(mask, heads=q.shape[1])
+            if mask.dtype == torch.bool:
+                allowed = allowed & mask
+            else:
+                allowed = allowed & (mask != -math.inf)
                 scores = scores + mask.masked_fill(mask == -math.inf, 0.0)
+        # A row without an allowed key keeps its scores in the softmax, which would be NaN if all
+        # were -infinity.
         empty = ~allowed.any(-1, keepdim=True)
-        weights = (
-            scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
-        )
+        scores = scores.masked_fill(~(allowed | empty), -math.inf)
+        weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
         output: Tensor = self.get_submodule("o")((weights @ v).transpose(1, 2).flatten(2))
         # With one seed, every rank drops the same of the output, which all have.
         return Output(F.dropout(output, self.config.dropout, self.training))
 
-    def per_head(self, mask: Tensor) -> bool:
-        """Return whether a mask of three dimensions differs between heads."""
-        return mask.ndim == 3 and mask.shape[0] > 1
+    def part_of(self, mask: Tensor, heads: int) -> Tensor:
+        """Return the mask of this rank's heads; one that is for all heads, as it is."""
+        own = slice(self.rank * heads, (self.rank + 1) * heads)
+        if mask.ndim == 4 and mask.shape[1] > 1:
+            return mask[:, own]
+        if mask.ndim == 3 and mask.shape[0] > 1:
+            return mask[own]
+        return mask
 
     def split(self, role: str, x: Tensor) -> Tensor:
         """Return this rank's heads of a projection, (B, heads / ranks, length, d_k)."""
@@ -114,11 +109,12 @@ class TensorParallelAttention(nn.Module):
         for role in "qkvo":
             for kind, attribute in PARAMETERS.items():
                 held = getattr(self.get_submodule(role), attribute)
-                if held is not None:
-                    grad = torch.zeros_like(held) if held.grad is None else held.grad
-                    found[f"{kind}_{role}"] = (
-                        grad.full_tensor() if isinstance(grad, DTensor) else grad
-                    )
+                if held is None:
+                    continue
+                grad = torch.zeros_like(held) if held.grad is None else held.grad
+                if isinstance(grad, DTensor):
+                    grad = grad.full_tensor()
+                found[f"{kind}_{role}"] = grad
         return found
 
 

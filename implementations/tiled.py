@@ -1,4 +1,4 @@
-"""Online softmax over tiles of keys, forward and backward: memory grows with L + S, not with L * S."""
+"""Online softmax over tiles of keys, forward and backward: memory grows with L + S."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ TILE = 64
 
 @dataclass(frozen=True)
 class Scoring:
-    """What a call says about the scores: the scale, the cap (0 for none), and the window, whose
-    sides may be -1.
+    """What a call says about the scores.
+
+    cap: c, of scores that become c tanh(s / c); 0 for none.
+    left, right: how many keys before and after its own place a query sees; -1 for all.
     """
 
     scale: float
@@ -33,27 +35,29 @@ class Scoring:
     def of_tile(
         self, q: Tensor, k: Tensor, mask: Tensor | None, start: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the scores (B, H, L, tile) of the keys from a place on, -infinity where a query
-        may not attend.
+        """Return the scores (B, H, L, tile) of the keys from a place on, and their derivative.
 
-        Then their derivative by the products q k^T, which is the scale without a cap. mask: that of
-        the tile.
+        The scores are -infinity where a query may not attend; the derivative is by the products
+        q k^T, which is the scale if there is no cap.
+
+        mask: that of the tile.
+        start: the place of the first key of the tile.
         """
         wide = torch.promote_types(q.dtype, torch.float32)
         scores = q.to(wide) @ k.to(wide).mT * self.scale
         slope = torch.full_like(scores, self.scale)
         if self.cap:
+            # The derivative of c tanh(s / c) is 1 - tanh(s / c)^2.
             tangent = (scores / self.cap).tanh()
-            scores, slope = self.cap * tangent, slope * (1 - tangent.square())
+            scores = self.cap * tangent
+            slope = slope * (1 - tangent.square())
         hidden = self.hidden(scores, start)
         if mask is not None:
             hidden = hidden | ~mask
         return scores.masked_fill(hidden, -math.inf), slope
 
     def hidden(self, scores: Tensor, start: int) -> Tensor:
-        """Return which keys of a tile are outside of the window, or later than a query, boolean (L,
-        tile).
-        """
+        """Return the keys of a tile that the window or causality hides, boolean (L, tile)."""
         queries, keys = scores.shape[-2:]
         places = torch.arange(start, start + keys, device=scores.device)
         distances = places - torch.arange(queries, device=scores.device).unsqueeze(1)
@@ -62,13 +66,13 @@ class Scoring:
             hidden = hidden | (distances > 0)
         if self.left >= 0:
             hidden = hidden | (distances < -self.left)
-        return hidden | (distances > self.right) if self.right >= 0 else hidden
+        if self.right >= 0:
+            hidden = hidden | (distances > self.right)
+        return hidden
 
 
 class TiledAttention(torch.autograd.Function):
-    """Milakov & Gimelshein 2018; the backward pass of FlashAttention (Dao et al. 2022), with tiles
-    of keys only.
-    """
+    """Milakov & Gimelshein 2018, and the backward pass of FlashAttention (Dao et al. 2022)."""
 
     generate_vmap_rule = True
 
@@ -76,18 +80,19 @@ class TiledAttention(torch.autograd.Function):
     def forward(
         q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None, scoring: Scoring
     ) -> tuple[Tensor, ...]:
-        """Return the context (B, H, L, d_v), and for each row the highest score and the sum of
-        exponentials.
+        """Return the context (B, H, L, d_v), and the highest score and the denominator of each row.
 
-        q: (B, H, L, d_k); k: (B, H, S, d_k); v: (B, H, S, d_v); sinks: (H,). The exponentials of a
-        tile are those of differences from the highest score so far; the sums before it are
-        rescaled. A sink is the first score of a row.
+        The exponentials of a tile are those of differences from the highest score so far; the sums
+        before it are rescaled.
+
+        q: (B, H, L, d_k); k: (B, H, S, d_k); v: (B, H, S, d_v); sinks: (H,).
         """
-        highest = q.new_full(
-            (*q.shape[:-1], 1), -math.inf, dtype=torch.promote_types(q.dtype, torch.float32)
-        )
-        total, context = torch.zeros_like(highest), highest.new_zeros(*q.shape[:-1], v.shape[-1])
+        wide = torch.promote_types(q.dtype, torch.float32)
+        highest = q.new_full((*q.shape[:-1], 1), -math.inf, dtype=wide)
+        total = torch.zeros_like(highest)
+        context = highest.new_zeros(*q.shape[:-1], v.shape[-1])
         if sinks is not None:
+            # A sink is the first score of a row: its exponential, of the difference 0, is 1.
             highest = highest.maximum(sinks.to(highest).view(-1, 1, 1))
             total = (highest > -math.inf).to(total)
         for keys in tiles(k):
@@ -102,7 +107,7 @@ class TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Keep what the backward pass needs: nothing of size L * S, except the caller's own mask."""
+        """Keep what the backward pass needs: of size L * S, only the caller's own mask."""
         q, k, v, mask, sinks, ctx.scoring = inputs
         ctx.save_for_backward(q, k, v, mask, sinks, *output)
         ctx.mark_non_differentiable(*output[1:])
@@ -110,15 +115,15 @@ class TiledAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of q, k, v and the sinks; the weights of each tile are computed
-        again.
+        """Return the gradients of q, k, v and the sinks, with the weights computed once more.
 
         The gradient of a row of scores is weights * (dW - mean): dW is the gradient of the weights,
         and `mean` is their mean under the weights, which is the scalar product of the context with
         its own gradient. A sink has no value.
         """
         q, k, v, mask, sinks, context, highest, total = ctx.saved_tensors
-        upstream, inverse = upstream.to(total), 1 / total.where(total > 0, 1)
+        upstream = upstream.to(total)
+        inverse = 1 / total.where(total > 0, 1)
         mean = (upstream * context).sum(-1, keepdim=True)
         grad_q, grad_k, grad_v = (torch.zeros_like(x, dtype=total.dtype) for x in (q, k, v))
         for keys in tiles(k):
@@ -142,14 +147,14 @@ def tiles(k: Tensor) -> Iterator[slice]:
 
 
 def part_of(mask: Tensor | None, keys: slice) -> Tensor | None:
-    """Return the part of a mask for a tile of keys."""
-    return mask if mask is None or not mask.ndim or mask.shape[-1] == 1 else mask[..., keys]
+    """Return the part of a mask for a tile of keys; one that is for all keys, as it is."""
+    if mask is None or mask.ndim == 0 or mask.shape[-1] == 1:
+        return mask
+    return mask[..., keys]
 
 
 def exp_difference(scores: Tensor, highest: Tensor) -> Tensor:
-    """Return exp(scores - highest), and 0 where a score is -infinity, even if `highest` is
-    -infinity.
-    """
+    """Return exp(scores - highest), and 0 where a score is -infinity, even if both are."""
     return (scores - highest.where(highest > -math.inf, 0)).exp()
 
 
@@ -166,21 +171,26 @@ def attend(  # noqa: PLR0913  what a kernel of today takes
     sinks: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return the context (B, H, L, d_v) of q (B, H, L, d_k), k (B, H, S, d_k) and v (B, H, S, d_v).
+    """Return the context (B, H, L, d_v).
 
-    mask: boolean, broadcastable to (B, H, L, S), True = may attend. scale: what the scores are
-        multiplied by; None for 1/sqrt(d_k).
-    softcap: c, of scores that become c tanh(s / c); 0 for none. window_size: how many keys before
-        and after its own place a query sees; -1 for all. sinks: (H,), whose exponentials are added
-        to the denominators.
+    q: (B, H, L, d_k).
+    k: (B, H, S, d_k).
+    v: (B, H, S, d_v).
+    mask: boolean, broadcastable to (B, H, L, S), True = may attend.
+    scale: what the scores are multiplied by; None for 1/sqrt(d_k).
+    softcap: c, of scores that become c tanh(s / c); 0 for none.
+    window_size: how many keys before and after its own place a query sees; -1 for all.
+    sinks: (H,), whose exponentials are added to the denominators.
     return_lse: whether to return the log-sum-exp of each row too, (B, H, L), in float32 at least,
         without a gradient.
     """
-    scoring = Scoring(
-        q.shape[-1] ** -0.5 if scale is None else scale, is_causal, softcap, *window_size
-    )
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    scoring = Scoring(scale, is_causal, softcap, *window_size)
     context, highest, total = TiledAttention.apply(q, k, v, mask, sinks, scoring)  # type: ignore[no-untyped-call]  # of torch
-    return (context, (highest + total.log()).squeeze(-1)) if return_lse else context
+    if not return_lse:
+        return context  # type: ignore[no-any-return]  # of torch
+    return context, (highest + total.log()).squeeze(-1)
 
 
 implementation = from_kernel(

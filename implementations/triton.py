@@ -1,6 +1,4 @@
-"""Online softmax in Triton: one kernel forward, two backward. Without a GPU, Triton's interpreter
-can run them.
-"""
+"""Online softmax in Triton: one kernel forward, two backward; its interpreter runs them too."""
 
 from __future__ import annotations
 
@@ -65,7 +63,7 @@ def score(
     HAS_MASK: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
 ):
-    """Return the scores of a tile, -infinity where a query may not attend; mask: that of one head."""
+    """Return the scores of a tile, -infinity for hidden keys; mask: that of one head."""
     allowed = (rows < L)[:, None] & (keys < S)[None, :]
     if IS_CAUSAL:
         allowed = allowed & (rows[:, None] >= keys[None, :])
@@ -81,9 +79,7 @@ def score(
 
 @triton.jit
 def statistics(mean, highest, total, item, rows, L):
-    """Return three numbers of each row: the mean gradient, the highest score, and the sum of
-    exponentials.
-    """
+    """Return for each row the mean gradient, the highest score, and the sum of exponentials."""
     mean = tl.load(mean + item * L + rows, mask=rows < L, other=0.0)
     highest = tl.load(highest + item * L + rows, mask=rows < L, other=0.0)
     total = tl.load(total + item * L + rows, mask=rows < L, other=1.0)
@@ -140,7 +136,8 @@ def forward_kernel(
 
 @triton.jit
 def query_kernel(
-    q, k, v, scale, mask, m_item, m_head, m_row, m_key, upstream, mean, highest, total, grad_q, heads, L, S,
+    q, k, v, scale, mask, m_item, m_head, m_row, m_key,
+    upstream, mean, highest, total, grad_q, heads, L, S,
     D: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr,
     HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr,
 ):  # fmt: skip
@@ -165,7 +162,8 @@ def query_kernel(
 
 @triton.jit
 def key_kernel(
-    q, k, v, scale, mask, m_item, m_head, m_row, m_key, upstream, mean, highest, total, grad_k, grad_v, heads, L, S,
+    q, k, v, scale, mask, m_item, m_head, m_row, m_key,
+    upstream, mean, highest, total, grad_k, grad_v, heads, L, S,
     D: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr,
     HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr,
 ):  # fmt: skip
@@ -197,31 +195,28 @@ class FusedAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """Return the context (B, H, L, d_k) of contiguous q (B, H, L, d_k), and k and v (B, H, S,
-        d_k).
+        """Return the context (B, H, L, d_k) of contiguous q (B, H, L, d_k), k and v (B, H, S, d_k).
 
         mask: boolean, broadcastable to (B, H, L, S), True = may attend.
         """
         batch, heads, queries, width = q.shape
         wide = torch.promote_types(q.dtype, torch.float32)
-        scale = torch.full(
-            (), 1 / math.sqrt(width), dtype=wide, device=q.device
-        )  # Triton takes numbers as float32
+        # As a tensor, because Triton takes numbers as float32.
+        scale = torch.full((), 1 / math.sqrt(width), dtype=wide, device=q.device)
         context = torch.empty_like(q)
-        highest, total = (
-            torch.empty(batch, heads, queries, dtype=wide, device=q.device) for _ in range(2)
-        )
+        highest = torch.empty(batch, heads, queries, dtype=wide, device=q.device)
+        total = torch.empty_like(highest)
         allowed = q.new_ones((), dtype=torch.bool) if mask is None else mask
         allowed = allowed.expand(batch, heads, queries, k.shape[2]).view(torch.uint8)
         inputs = q, k, v, scale, allowed
         ctx.sizes = heads, queries, k.shape[2]
         block = max(16, triton.next_power_of_2(width))
+        # A product takes 16 rows at least.
+        tile = min(32, max(16, MAX_TILE_BYTES // (block * wide.itemsize)))
         ctx.options = {
             "D": width,
             "BLOCK_D": block,
-            "TILE": min(
-                32, max(16, MAX_TILE_BYTES // (block * wide.itemsize))
-            ),  # a product takes 16 rows at least
+            "TILE": tile,
             "num_stages": 1,
             "WIDE": {torch.float32: tl.float32, torch.float64: tl.float64}[wide],
             "HAS_MASK": mask is not None,
@@ -246,11 +241,7 @@ class FusedAttention(torch.autograd.Function):
         of_rows = upstream, mean, highest, total
         for kernel, length, results in (
             (query_kernel, q.shape[2], grads[:1]),
-            (
-                key_kernel,
-                k.shape[2],
-                grads[1:],
-            ),
+            (key_kernel, k.shape[2], grads[1:]),
         ):
             grid = (q.shape[0] * q.shape[1], triton.cdiv(length, ctx.options["TILE"]))
             kernel[grid](*inputs, *allowed.stride(), *of_rows, *results, *ctx.sizes, **ctx.options)

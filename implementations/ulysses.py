@@ -1,6 +1,4 @@
-"""Ranks that exchange parts of the sequence for heads: each attends with some heads over the whole
-sequence.
-"""
+"""Ranks that exchange parts of the sequence for heads, and attend over the whole sequence."""
 
 from __future__ import annotations
 
@@ -20,14 +18,13 @@ from mha.spec.claims import COMPUTE_DTYPES
 
 
 class Exchange(torch.autograd.Function):
-    """All-to-all of Jacobs et al. 2023, DeepSpeed-Ulysses: heads of all positions for positions of
-    all heads.
-    """
+    """All-to-all of Jacobs et al. 2023: from positions of all heads to heads of all positions."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, lengths: list[int], mesh: DeviceMesh) -> Tensor:
-        """Return (B, H / ranks, L, d) for this rank's part (B, H, L_r, d) of a sequence with these
-        lengths.
+        """Return (B, H / ranks, L, d) for this rank's part (B, H, L_r, d).
+
+        lengths: of all parts.
         """
         ctx.lengths, ctx.mesh = lengths, mesh
         return to_heads(x, lengths, mesh)
@@ -59,28 +56,26 @@ def to_heads(x: Tensor, lengths: list[int], mesh: DeviceMesh) -> Tensor:
     """Return (B, H / ranks, L, d) for this rank's part (B, H, L_r, d)."""
     batch, heads, _, width = x.shape
     own = heads // mesh.size()
-    parts = all_to_all(
-        list(x.split(own, 1)), [(batch, own, length, width) for length in lengths], mesh
-    )
-    return torch.cat(parts, 2)
+    shapes = [(batch, own, length, width) for length in lengths]
+    return torch.cat(all_to_all(list(x.split(own, 1)), shapes, mesh), 2)
 
 
 def to_sequence(x: Tensor, lengths: list[int], mesh: DeviceMesh) -> Tensor:
     """Return this rank's part (B, H, L_r, d) for (B, H / ranks, L, d)."""
     batch, own, _, width = x.shape
-    shape = batch, own, lengths[mesh.get_local_rank()], width
-    return torch.cat(all_to_all(list(x.split(lengths, 2)), [shape] * mesh.size(), mesh), 1)
+    shapes = [(batch, own, lengths[mesh.get_local_rank()], width)] * mesh.size()
+    return torch.cat(all_to_all(list(x.split(lengths, 2)), shapes, mesh), 1)
 
 
 def all_to_all(
     parts: list[Tensor], shapes: list[tuple[int, ...]], mesh: DeviceMesh
 ) -> list[Tensor]:
     """Send a part to each rank; return what each one sent, of these shapes."""
+    given = torch.cat([part.flatten() for part in parts])
+    given_sizes = [part.numel() for part in parts]
     sizes = [math.prod(shape) for shape in shapes]
-    given, received = torch.cat([part.flatten() for part in parts]), parts[0].new_empty(sum(sizes))
-    dist.all_to_all_single(
-        received, given, sizes, [part.numel() for part in parts], group=mesh.get_group()
-    )
+    received = given.new_empty(sum(sizes))
+    dist.all_to_all_single(received, given, sizes, given_sizes, group=mesh.get_group())
     return [part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True)]
 
 
@@ -105,26 +100,31 @@ def attend(
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
-    allowed = allowed.tril() if is_causal else allowed
+    if is_causal:
+        allowed = allowed.tril()
     if mask is not None:
         whole = mask_of_heads(mask[(None,) * (4 - mask.ndim)], heads, of_queries, mesh)
-        allowed = allowed & (whole if whole.dtype == torch.bool else whole != -math.inf)
-        if whole.dtype != torch.bool:
+        if whole.dtype == torch.bool:
+            allowed = allowed & whole
+        else:
+            allowed = allowed & (whole != -math.inf)
             scores = scores + whole.masked_fill(whole == -math.inf, 0.0)
+    # A row without an allowed key keeps its scores in the softmax, which would be NaN if all were
+    # -infinity.
     empty = ~allowed.any(-1, keepdim=True)
-    weights = (
-        scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
-    )
+    scores = scores.masked_fill(~(allowed | empty), -math.inf)
+    weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
     context: Tensor = ExchangeBack.apply(weights @ v, of_queries, mesh)  # type: ignore[no-untyped-call]  # of torch
     return context
 
 
 def mask_of_heads(mask: Tensor, heads: int, lengths: list[int], mesh: DeviceMesh) -> Tensor:
-    """Return the mask (B or 1, heads / ranks, L, S) of this rank's heads, for this rank's rows of
-    the mask.
+    """Return the mask (B or 1, heads / ranks, L, S) of this rank's heads.
 
     A mask that is broadcast over the queries is sent too: it looks like the rows of a rank that has
     one query.
+
+    mask: this rank's rows, (B or 1, H or 1, L_r or 1, S).
     """
     rows = mask.expand(-1, heads, lengths[mesh.get_local_rank()], -1)
     if mask.dtype == torch.bool:

@@ -1,6 +1,4 @@
-"""The common way: one projection for each of query, key and value, split into heads by view and
-transpose.
-"""
+"""The common way: query, key and value are split into heads by view and transpose."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 class VectorizedAttention(nn.Module):
-    """All heads at once, as four-dimensional tensors (B, H, L, d_k); equation 1 of Vaswani et al.
-    2017.
-    """
+    """Equation 1 of Vaswani et al. 2017 for all heads at once, as tensors (B, H, L, d_k)."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
@@ -58,12 +54,10 @@ class VectorizedAttention(nn.Module):
         blocked = blocked.expand(scores.shape)
         # An empty row keeps its scores in the softmax, so that neither it nor its gradient is NaN.
         empty = blocked.all(-1, keepdim=True)
-        weights = (
-            scores.masked_fill(blocked & ~empty, float("-inf"))
-            .softmax(-1)
-            .masked_fill(blocked, 0.0)
-        )
-        return Output(self.dropout(self.out_proj(self.merge(weights @ v))), weights)
+        scores = scores.masked_fill(blocked & ~empty, float("-inf"))
+        weights = scores.softmax(-1).masked_fill(blocked, 0.0)
+        output = self.out_proj(self.merge(weights @ v))
+        return Output(self.dropout(output), weights)
 
     def split(self, x: Tensor) -> Tensor:
         """Return (B, L, D) as (B, H, L, d_k)."""
