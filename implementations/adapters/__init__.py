@@ -1,3 +1,1 @@
-"""Adapters: modules and kernels that know nothing of the contract, as implementations of
-`mha.spec`.
-"""
+"""Adapters: modules and kernels that know nothing of the contract, as implementations of it."""

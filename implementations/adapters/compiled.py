@@ -1,4 +1,4 @@
-"""Calls of what `torch.compile` has compiled, with inputs of more kinds than it allows by default."""
+"""Calls of compiled code with more kinds of inputs than `torch.compile` allows by default."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ MANY = 1_000_000
 
 
 def compiled_again(call: Callable[[], T]) -> T:
-    """Return what a call returns, which is repeated if `torch.compile(fullgraph=True)` refuses to
-    compile once more.
+    """Return what a call returns, again where `torch.compile(fullgraph=True)` refuses to compile.
 
-    By default it allows for 8 kinds of inputs. A program has few; trial runs, and clauses, have
-    many.
+    By default it allows for 8 kinds of inputs. A program has few; trial runs and clauses have many.
 
     >>> compiled_again(lambda: 1)
     1

@@ -79,23 +79,27 @@ def attributes_read(function: Callable[..., Any]) -> list[str] | None:
         return None
     if not isinstance(definition, ast.FunctionDef):
         return None
-    nodes = [*ast.walk(definition)]
-    local = {node.arg for node in nodes if isinstance(node, ast.arg)}
-    local |= {node.id for node in nodes if isinstance(node, ast.Name) and _is_written(node)}
-    if definition.name == "__init__":
-        local.discard(definition.args.args[0].arg)
+    variables = _variables_of(definition)
     read = []
-    for node in nodes:
-        if not isinstance(node, ast.Attribute) or _is_written(node):
-            continue
-        if isinstance(node.value, ast.Name) and node.value.id in local:
+    for node in ast.walk(definition):
+        is_read = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+        if is_read and isinstance(node.value, ast.Name) and node.value.id in variables:
             read.append(node)
     read.sort(key=lambda node: (node.lineno, node.col_offset))
     return list(dict.fromkeys(node.attr for node in read))
 
 
-def _is_written(node: ast.Name | ast.Attribute) -> bool:
-    return not isinstance(node.ctx, ast.Load)
+def _variables_of(definition: ast.FunctionDef) -> set[str]:
+    """Return the parameters and the variables of a function, without `self`."""
+    variables: set[str] = set()
+    for node in ast.walk(definition):
+        if isinstance(node, ast.arg):
+            variables.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            variables.add(node.id)
+    if definition.name == "__init__":
+        variables.discard(definition.args.args[0].arg)
+    return variables
 
 
 def config_object(

@@ -50,14 +50,15 @@ def load(
     """
     given = _given(parameters, weights)
     of_layers = _of_layers(parameters, given)
-    loaded = {f"{kind}{key[1:]}" for key in _left_out(parameters) for kind in "wb"}
+    loaded: set[str] = set()
+    for key, path in parameters.items():
+        if path is None:  # of a projection that the module does not have
+            loaded |= {f"w{key[1:]}", f"b{key[1:]}"}
     for entry in entries_of(label, module, parameters, given, head_dim):
         where = f"{label}: {entry.key} ({entry.path})"
         target = member_at(label, module, entry.path)
         _fill(where, entry, target, of_layers if entry.kind == "w" else given)
-        tensors = _tensors(target)
-        if not all(isinstance(tensor, nn.Parameter) for tensor in tensors):
-            _require_stored(where, tensors, _tensors(member_at(label, module, entry.path)))
+        _require_stored(where, target, member_at(label, module, entry.path))
         kinds = (entry.kind,) if isinstance(target, Tensor) else ("w", "b")
         loaded.update(f"{kind}_{role}" for kind in kinds for role in entry.roles)
     missing = [name for name in given if name not in loaded]
@@ -166,11 +167,6 @@ def read_entry(label: str, key: str, path: ParameterPath, head_dim: int) -> Entr
     return Entry(key, kind, roles, name, pattern, head_dim)
 
 
-def _left_out(parameters: Mapping[str, ParameterPath]) -> list[str]:
-    """Return the keys of the projections that a module does not have."""
-    return [key for key, path in parameters.items() if path is None]
-
-
 def entries_of(
     label: str,
     module: nn.Module,
@@ -221,12 +217,15 @@ def member_at(label: str, module: nn.Module, path: str) -> object:
     return target
 
 
-def _require_stored(where: str, tensors: Sequence[Tensor], again: Sequence[Tensor]) -> None:
-    """Raise ImplementationError if reading a tensor a second time gives another one.
+def _require_stored(where: str, target: object, again: object) -> None:
+    """Raise ImplementationError if reading a target a second time gives another tensor.
 
     Nothing can be loaded into it.
     """
-    for first, second in zip(tensors, again, strict=True):
+    tensors = _tensors(target)
+    if all(isinstance(tensor, nn.Parameter) for tensor in tensors):
+        return
+    for first, second in zip(tensors, _tensors(again), strict=True):
         if first.data_ptr() != second.data_ptr():
             raise ImplementationError(
                 f"{where} is computed each time it is read, as with a parametrization, so weights"

@@ -149,21 +149,15 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     require_weights(label, weights, has_call=call is not None)
     _require_parameters_and_layout(label, parameters, inputs.layout)
     arguments = constructor_arguments(label, constructor)
+    signature = None
     if call is None:
         never_crosses = claims is not None and not claims.cross_attention
-        signature = read_signature(
-            label,
-            read_parameters(label, forward_of(target)),
-            masks,
-            self_attention=never_crosses,
-            memory_optional=inputs.memory_optional,
-            query_last=inputs.query_last,
-        ).with_rotations(of_pairs=inputs.rotation_pairs)
-        claims = _claims(label, claims, masks, signature)
+        signature = _signature(label, target, masks, inputs, self_attention=never_crosses)
+    claims = _claims(label, claims, masks, signature)
+    if signature is not None:
         place = weights if isinstance(weights, int) else None
         call = call_by_name(label, signature, claims, inputs.layout, masks, place)
-    else:
-        claims = _claims(label, claims, masks, None)
+    assert call is not None
     _require_head_dim(label, claims, arguments)
     attribute = weights if isinstance(weights, str) else None
     return ModuleImplementation(
@@ -192,6 +186,21 @@ def _require_parameters_and_layout(label: str, parameters: object, layout: str) 
         raise ImplementationError(
             f"{label}: layout must be {' or '.join(map(repr, TO_LAYOUT))}, but is {layout!r}"
         )
+
+
+def _signature(
+    label: str, cls: type, masks: MaskFormat, inputs: InputFormat, *, self_attention: bool
+) -> Signature:
+    """Return what the parameters of a class mean, as it is declared."""
+    signature = read_signature(
+        label,
+        read_parameters(label, forward_of(cls)),
+        masks,
+        self_attention=self_attention,
+        memory_optional=inputs.memory_optional,
+        query_last=inputs.query_last,
+    )
+    return signature.with_rotations(of_pairs=inputs.rotation_pairs)
 
 
 def _claims(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +21,15 @@ def as_output(
 ) -> Output:
     """Return what a module returned as an `Output`.
 
-    returned: an output, or a tuple, list, mapping or dataclass that holds one. shape: of the query.
-    Of several tensors, the output is the first one of this shape, or else the first one, and the
-    weights are the first of the others. What holds no tensor becomes the output as it is, so that
-    the clauses about outputs report it. weights: the place of the weights in what holds them,
-    counted from 0, if they are not the first. lse: what is claimed of a log-sum-exp, which is then
-    the first of the others with as many axes, as it is returned.
+    Of several tensors, the output is the first one of the shape of the query, or else the first
+    one, and the weights are the first of the others. What holds no tensor becomes the output as it
+    is, so that the clauses about outputs report it.
+
+    returned: an output, or a tuple, list, mapping or dataclass that holds one.
+    shape: of the query.
+    weights: the place of the weights in what holds them, counted from 0, if they are not the first.
+    lse: what is claimed of a log-sum-exp, which is then the first of the others with as many axes,
+        as it is returned.
 
     >>> as_output((torch.zeros(2, 3, 8), None, None)).output.shape
     torch.Size([2, 3, 8])
@@ -43,18 +46,20 @@ def as_output(
     output = _output_among(tensors, shape)
     others = [tensor for tensor in tensors if tensor is not output]
     of_rows = _log_sum_exp(others, lse)
-    if weights is None:
-        return Output(output, _first(tensor for tensor in others if tensor is not of_rows), of_rows)
-    return Output(output, held[weights] if weights < len(held) else None, of_rows)
-
-
-def _first(tensors: Iterable[Tensor]) -> Tensor | None:
-    return next(iter(tensors), None)
+    if weights is not None:
+        return Output(output, held[weights] if weights < len(held) else None, of_rows)
+    for tensor in others:
+        if tensor is not of_rows:
+            return Output(output, tensor, of_rows)
+    return Output(output, None, of_rows)
 
 
 def _output_among(tensors: Sequence[Tensor], shape: torch.Size | None) -> Tensor:
     """Return the first tensor of the shape of the query, or else the first one."""
-    return next((tensor for tensor in tensors if tensor.shape == shape), tensors[0])
+    for tensor in tensors:
+        if tensor.shape == shape:
+            return tensor
+    return tensors[0]
 
 
 def _log_sum_exp(tensors: Sequence[Tensor], lse: Lse | None) -> Tensor | None:
@@ -62,7 +67,10 @@ def _log_sum_exp(tensors: Sequence[Tensor], lse: Lse | None) -> Tensor | None:
     if lse is None:
         return None
     axes = len(lse.layout.replace("(b h)", "b").split())
-    return _first(tensor for tensor in tensors if tensor.ndim == axes)
+    for tensor in tensors:
+        if tensor.ndim == axes:
+            return tensor
+    return None
 
 
 def _held(returned: Any) -> Collection[Any]:

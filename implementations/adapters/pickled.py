@@ -30,7 +30,7 @@ class _Pickler(pickle.Pickler):
 
 
 def pickled(implementation: Implementation) -> tuple[bytes, dict[str, str]]:
-    """Return an implementation pickled, and the files of the modules that it needs, by their names.
+    """Return an implementation pickled, and the files of the modules that it needs, by name.
 
     Raises ImplementationError where it cannot be pickled, as where a function is defined within
     another.
@@ -45,5 +45,9 @@ def pickled(implementation: Implementation) -> tuple[bytes, dict[str, str]]:
             f"{implementation.name} cannot be sent to the ranks ({cause}); define it, and what it"
             " is made of, at the top level of a module, each under a name of its own"
         ) from error
-    loaded = {name: file_of(module_named(name)) for name in sorted(pickler.modules)}
-    return file.getvalue(), {name: place for name, place in loaded.items() if place}
+    files = {}
+    for name in sorted(pickler.modules):
+        place = file_of(module_named(name))
+        if place:
+            files[name] = place
+    return file.getvalue(), files

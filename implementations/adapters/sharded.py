@@ -1,6 +1,4 @@
-"""`from_sharded`: judge a function that attends on every rank, each with its part of a sequence, to
-all of it.
-"""
+"""`from_sharded`: judge a function of ranks, each of which has its part of a sequence."""
 
 from __future__ import annotations
 
@@ -53,8 +51,10 @@ def from_sharded(
         `Replicate()`; or one for all.
     order: which positions of the sequence each rank has: "contiguous", "zigzag" or "striped"; see
         `mha.spec.positions`.
-    claims: with the numbers of ranks, `world_sizes`. unsharded: what it is without ranks, to be
-        judged by all clauses; without one, only DST is claimed.
+    claims: with the numbers of ranks, `world_sizes`.
+    unsharded: what it is without ranks, to be judged by all clauses; without one, only DST is
+        claimed.
+    name: the name in reports; by default that of the function.
 
     Raises ImplementationError for placements and orders that do not fit, for a function without
     these parameters, and for claims without `world_sizes`, or of dropout, which the function is not
@@ -62,18 +62,19 @@ def from_sharded(
 
     >>> def attend(query, key, value, *, mask, is_causal, mesh):
     ...     return torch.softmax(query @ key.mT / query.shape[-1] ** 0.5, dim=-1) @ value
-    >>> keys_everywhere = {"query": Shard(2), "key": Replicate(), "value": Replicate(), "output": Shard(2)}
-    >>> claims = Claims(world_sizes={2}, masks=(), causal=None, returns_weights=False, gradients=False)
-    >>> from_sharded(attend, placements=keys_everywhere, claims=claims).name
+    >>> keys_everywhere = {"key": Replicate(), "value": Replicate()}
+    >>> placements = {"query": Shard(2), "output": Shard(2)} | keys_everywhere
+    >>> claims = Claims(world_sizes={2}, masks=(), causal=None, returns_weights=False)
+    >>> from_sharded(attend, placements=placements, claims=claims).name
     'attend'
     """
     label = name or str(getattr(fn, "__name__", "fn"))
-    given = (
-        dict(placements) if isinstance(placements, Mapping) else dict.fromkeys(PLACED, placements)
-    )
-    if set(given) != set(PLACED) or not all(
-        each in (Shard(2), Replicate()) for each in given.values()
-    ):
+    if isinstance(placements, Mapping):
+        given = dict(placements)
+    else:
+        given = dict.fromkeys(PLACED, placements)
+    are_known = all(each in (Shard(2), Replicate()) for each in given.values())
+    if set(given) != set(PLACED) or not are_known:
         raise ImplementationError(
             f"{label}: placements must give Shard(2), the sequence, or Replicate() to each of"
             f" {', '.join(PLACED)}, but are {placements!r}"
@@ -94,7 +95,7 @@ def from_sharded(
 
 
 def _require_claims(claims: Claims, unsharded: Implementation | None, label: str) -> None:
-    """Raise ImplementationError for claims without ranks, or of what the function is not asked for."""
+    """Raise ImplementationError for claims without ranks, or of dropout on ranks only."""
     if not claims.world_sizes:
         raise ImplementationError(
             f"{label}: claims has no world_sizes; claim the numbers of ranks, as world_sizes={{2}}"
@@ -120,8 +121,9 @@ def _require_parameters(fn: Callable[..., Tensor], label: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ShardedImplementation:
-    """A function on ranks as an implementation; made by `from_sharded`. placements: of (B, length,
-    width).
+    """A function on ranks as an implementation; made by `from_sharded`.
+
+    placements: of tensors (B, length, width).
     """
 
     name: str
@@ -134,7 +136,7 @@ class ShardedImplementation:
     def build(
         self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
     ) -> Attention:
-        """Build it without ranks, if it has such a form; raises NotImplementedError if it has none."""
+        """Build it without ranks; raises NotImplementedError if it has no such form."""
         if self.unsharded is None:
             raise NotImplementedError(
                 f"{self.name} runs on ranks only: it was made without `unsharded`"
@@ -151,9 +153,7 @@ class ShardedImplementation:
 
 
 class ShardedAttention(nn.Module):
-    """What one rank runs: its part of the sequence is projected, attended with the others, and
-    projected back.
-    """
+    """What one rank runs: it projects its part of the sequence, and attends with the others."""
 
     def __init__(
         self, adapter: ShardedImplementation, config: Config, weights: Weights, mesh: DeviceMesh
@@ -174,18 +174,15 @@ class ShardedAttention(nn.Module):
             validate_call(self.config, query, key, value, None)
             if mask.dtype != torch.bool and not mask.is_floating_point():
                 raise TypeError(f"the mask must be boolean or floating-point, but is {mask.dtype}")
-        heads = [
-            self.split(self.project(x, role))
-            for x, role in ((query, "q"), (key, "k"), (value, "v"))
-        ]
-        context = self.adapter.fn(*heads, mask=mask, is_causal=options.is_causal, mesh=self.mesh)
-        self.require_context(context, (*heads[0].shape[:3], heads[2].shape[3]))
+        q = self.split(self.project(query, "q"))
+        k = self.split(self.project(key, "k"))
+        v = self.split(self.project(value, "v"))
+        context = self.adapter.fn(q, k, v, mask=mask, is_causal=options.is_causal, mesh=self.mesh)
+        self.require_context(context, (*q.shape[:3], v.shape[3]))
         return Output(self.project(context.transpose(1, 2).flatten(2), "o"))
 
     def require_context(self, context: object, shape: tuple[int, ...]) -> None:
-        """Raise TypeError or ValueError for what is not a local tensor of this shape; its length
-        may be another one.
-        """
+        """Raise TypeError or ValueError for no local tensor of this shape, be it of any length."""
         expected = f"{self.adapter.name} should return its context, a torch.Tensor of shape {shape}"
         if not isinstance(context, Tensor) or isinstance(context, DTensor):
             raise TypeError(f"{expected}, not a {type(context).__name__}")
@@ -202,18 +199,13 @@ class ShardedAttention(nn.Module):
         return heads.transpose(1, 2)
 
     def weight_gradients(self) -> dict[str, Tensor]:
-        """Return the gradients of the weights, summed over the ranks that have parts of the
-        sequence.
-        """
-        sharded = {
-            role: self.adapter.placements["query" if role in "qo" else "key"].is_shard()
-            for role in "qkvo"
-        }
+        """Return the gradients of the weights, summed over ranks that have parts of the inputs."""
         found: dict[str, Tensor] = {}
         for name in self.roles:
             held = getattr(self, name)
             found[name] = torch.zeros_like(held) if held.grad is None else held.grad.clone()
-            if sharded[name[-1]]:
+            projected = "query" if name[-1] in "qo" else "key"
+            if self.adapter.placements[projected].is_shard():
                 dist.all_reduce(found[name], group=self.mesh.get_group())
         return found
 

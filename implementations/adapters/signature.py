@@ -347,8 +347,7 @@ def _required(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Param
 def _one_input_and_others(
     parameters: Mapping[str, inspect.Parameter], inputs: tuple[str, ...], memory: str | None
 ) -> tuple[bool, list[str]]:
-    """Return whether a function can be called with one input, and what it requires beside its
-    inputs.
+    """Return whether a function can be called with one input, and what it requires beside inputs.
 
     Three required parameters without known names are query, key and value.
     """
