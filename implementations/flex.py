@@ -28,8 +28,9 @@ def attend(
     v: (B, H_kv, S, d_v).
     mask: broadcastable to (B, H, L, S); boolean, True = may attend, or added to the scores.
     """
-    sizes = (*q.shape[:3], k.shape[2])
-    if 0 in sizes:
+    batch, heads, queries = q.shape[:3]
+    keys = k.shape[2]
+    if 0 in (batch, heads, queries, keys):
         return q.new_zeros(q.shape)  # create_block_mask rejects empty tensors
     adds = mask is not None and mask.is_floating_point()
 
@@ -43,7 +44,7 @@ def attend(
     def add_mask(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return score if mask is None or not adds else score + at(mask, b, h, i, j)
 
-    blocks = create_block_mask(may_attend, *sizes, device=str(q.device))
+    blocks = create_block_mask(may_attend, batch, heads, queries, keys, device=str(q.device))
     grouped = q.shape[1] != k.shape[1]
     with ONE_AT_A_TIME, torch.compiler.set_stance("force_eager"):
         context: Tensor = flex_attention(q, k, v, add_mask, blocks, enable_gqa=grouped)

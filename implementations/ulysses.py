@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ def to_sequence(x: Tensor, lengths: list[int], mesh: DeviceMesh) -> Tensor:
 
 
 def all_to_all(
-    parts: list[Tensor], shapes: list[tuple[int, ...]], mesh: DeviceMesh
+    parts: list[Tensor], shapes: Sequence[tuple[int, ...]], mesh: DeviceMesh
 ) -> list[Tensor]:
     """Send a part to each rank; return what each one sent, of these shapes."""
     given = torch.cat([part.flatten() for part in parts])

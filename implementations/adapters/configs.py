@@ -82,8 +82,9 @@ def attributes_read(function: Callable[..., Any]) -> list[str] | None:
     variables = _variables_of(definition)
     read = []
     for node in ast.walk(definition):
-        is_read = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
-        if is_read and isinstance(node.value, ast.Name) and node.value.id in variables:
+        if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
+            continue
+        if isinstance(node.value, ast.Name) and node.value.id in variables:
             read.append(node)
     read.sort(key=lambda node: (node.lineno, node.col_offset))
     return list(dict.fromkeys(node.attr for node in read))
