@@ -173,13 +173,14 @@ def affine_forms(
     others: int = 0,
 ) -> tuple[Ball, ...]:
     """Return x W^T and, if there is a bias, y; see `affine`."""
-    x = x.stored(units) if rounded else x
     matrix = weight.detach().double()
     terms = matrix.shape[1] + 1
     # With t other parts, t + 1 parts are stored, and a share of the bias with each.
     stores = others + 1 if others else 0
     # r = gamma(n + 1) (+) e_p (+) (1 + u_s - u_a)^(t + 1) - 1, and u_s where W is rounded
-    relative = units.partial_sums(terms, stores) + (units.store if rounded else 0.0)
+    relative = units.partial_sums(terms, stores)
+    if rounded:
+        x, relative = x.stored(units), relative + units.store
     # rad = (rad x + r (|x| + rad x)) |W|^T + (n + 1) eta_a + 2 (t + 1) eta_s
     lost = terms * units.flush + 2 * stores * units.subnormal
     spread = (x.rad * (1 + relative)).add_(x.mid.abs(), alpha=relative)

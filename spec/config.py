@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
+
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Config:
     @property
     def dropout_of_output(self) -> float:
         """The probability of dropping an element of the output, for what drops any."""
-        return self.dropout if self.output_dropout is None else self.output_dropout
+        return _given(self.output_dropout, self.dropout)
 
     @property
     def head_dim(self) -> int:
@@ -74,7 +77,7 @@ class Config:
     @property
     def value_dim(self) -> int:
         """Width of the values of one head, d_v, and of its context: `d_value` or `head_dim`."""
-        return self.head_dim if self.d_value is None else self.d_value
+        return _given(self.d_value, self.head_dim)
 
     @property
     def context_width(self) -> int:
@@ -97,17 +100,17 @@ class Config:
     @property
     def kv_heads(self) -> int:
         """Number of key/value heads: `n_kv_heads`, or `n_heads` if that is None."""
-        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+        return _given(self.n_kv_heads, self.n_heads)
 
     @property
     def key_width(self) -> int:
         """Width of the key input: `kdim`, or `d_model` if that is None."""
-        return self.d_model if self.kdim is None else self.kdim
+        return _given(self.kdim, self.d_model)
 
     @property
     def value_width(self) -> int:
         """Width of the value input: `vdim`, or `d_model` if that is None."""
-        return self.d_model if self.vdim is None else self.vdim
+        return _given(self.vdim, self.d_model)
 
     def of_heads(self) -> Config:
         """Return the configuration of attention to the same heads without projections.
@@ -137,8 +140,8 @@ class Config:
             "n_kv_heads": self.kv_heads,
             "kdim": self.key_width,
             "vdim": self.value_width,
-            "d_head": 1 if self.d_head is None else self.d_head,
-            "d_value": 1 if self.d_value is None else self.d_value,
+            "d_head": _given(self.d_head, 1),
+            "d_value": _given(self.d_value, 1),
         }
         for name, size in sizes.items():
             if size <= 0:
@@ -157,3 +160,8 @@ class Config:
         ):
             if not 0.0 <= probability <= 1.0:
                 raise ValueError(f"{name} must be in [0, 1], but is {probability}")
+
+
+def _given(number: N | None, default: N) -> N:
+    """Return a number, or its default where none is given."""
+    return default if number is None else number

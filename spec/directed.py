@@ -179,9 +179,10 @@ def explained(  # noqa: PLR0913  the terms, by name
             sums = [of_members[number] for of_members in by_use]
             # Uses of a number may round together or on their own, so their deviations are added
             # up, not their squares.
-            square += sum(math.sqrt(use.square) for use in sums) ** 2
-            worst += sum(use.size for use in sums)
-            systematic += sum(use.own for use in sums)
+            squares, sizes, own, _ = zip(*sums, strict=True)
+            square += sum(map(math.sqrt, squares)) ** 2
+            worst += sum(sizes)
+            systematic += sum(own)
             common += _common(place, sums)
     return Allowance(
         size=size,

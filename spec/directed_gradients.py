@@ -188,12 +188,15 @@ class Adjoint:
     def _of_backward(self) -> dict[str, Uses]:
         """Return the same for the places of the backward pass."""
         graph, p = self.graph, self.graph.forward.weights
-        means = tuple(_mean(form, p) for form in self.h)
+        of_sum = [-_mean(form, p) for form in self.h]
+        in_difference = tuple(p * form for form in self.h)
+        in_sum = tuple(g * p for g in of_sum)
+        in_product = tuple(g.expand_as(graph.d_context) for g in of_sum)
         return {
             "d_context": ((p @ self.a_v + (p * _centred(self.h[0], p)) @ graph.forward.value,),),
-            "d_weight": (tuple(p * form for form in self.h), tuple(-mean * p for mean in means)),
-            "product": (tuple((-mean).expand_as(graph.d_context) for mean in means),),
-            "row_sum": (tuple(-mean for mean in means),),
+            "d_weight": (in_difference, in_sum),
+            "product": (in_product,),
+            "row_sum": (tuple(of_sum),),
             "d_score": (self.h,),
             "d_q": ((self.a["q"],),),
             "d_k": ((self.a["k"],),),

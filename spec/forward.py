@@ -183,8 +183,8 @@ def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads
         """Return the heads of an input: without their bias, if they have one, and with it."""
         role, x = name[0], Ball.exact(getattr(problem, name))
         if config.projected:
-            w, b = (getattr(problem.weights, f"{part}_{role}") for part in "wb")
-            forms = affine_forms(x, w, b, units, low, rounding.reductions)
+            matrix, bias = problem.weights.of(role)
+            forms = affine_forms(x, matrix, bias, units, low, rounding.reductions)
         else:
             forms = (x.stored(units) if low else x,)
         return [split_heads(form, config, role) for form in forms]
@@ -236,7 +236,7 @@ def _with_sinks(problem: Problem, heads: Heads) -> Heads:
         key=_with_zeros(heads.key),
         value=_with_zeros(heads.value),
         allowed=allowed,
-        bias=None if heads.bias is None else pad(heads.bias, (0, 1)),
+        bias=_grown(heads.bias, 1),
         # With a sink, scores that are all moved by the bias of the keys give other weights.
         bare_key=None,
         sinks=sinks.view(-1, 1, 1),
@@ -298,11 +298,15 @@ def _with_extra_keys(problem: Problem, heads: Heads) -> Heads:
         exact = [Ball.exact(row.expand(batch, 1, -1)) for row in rows]
         return Ball.joined([x, *(split_heads(row, config, role) for row in exact)], 2)
 
-    grown = (0, config.extra_keys)
     return replace(
         heads,
         key=extended(heads.key, extra_keys, "k"),
         value=extended(heads.value, extra_values, "v"),
-        allowed=pad(heads.allowed, grown, value=True),
-        bias=None if heads.bias is None else pad(heads.bias, grown),
+        allowed=pad(heads.allowed, (0, config.extra_keys), value=True),
+        bias=_grown(heads.bias, config.extra_keys),
     )
+
+
+def _grown(bias: Tensor | None, keys: int) -> Tensor | None:
+    """Return what is added to the scores, with nothing for so many more keys."""
+    return None if bias is None else pad(bias, (0, keys))

@@ -184,8 +184,9 @@ class _Maker:
         """
         copies, lost = copies_of(x), self.units.subnormal + self.units.flush
         self.places[name].store(self.dtype, self.units, copies, (x, 1.0))
+        if span is None:
+            span = x.abs()
         if times > 1:
-            span = x.abs() if span is None else span
             self.places[name].store_parts(copies, x, span, times - 1, lost)
 
     def _context_gradient(self) -> Tensor:
@@ -255,13 +256,14 @@ class _Maker:
         }
         of_query_heads = {"k": tau * d_s.mT @ forward.query, "v": p.mT @ graph.d_context}
         for role, span in spans.items():
-            if repeats > 1 and role != "q":
+            if role == "q":
+                self._stored_head("d_q", heads["q"], span, self.n_query)
+            elif repeats == 1:
+                self._stored_head(f"d_{role}", heads[role], span, self.n_key)
+            else:
                 part = of_query_heads[role]
                 self._stored_head(f"d_{role} of heads", part, span, self.n_key)
                 self._stored(f"d_{role}", heads[role], repeats, graph.grouped(part.abs()))
-            else:
-                terms = self.n_query if role == "q" else self.n_key
-                self._stored_head(f"d_{role}", heads[role], span, terms)
 
     def _stored_head(self, name: str, x: Tensor, span: Tensor, terms: Tensor) -> None:
         """Note that dQ, dK or dV of a head is stored, with partial sums, and what accumulates."""

@@ -63,9 +63,7 @@ def causal_mask(
     tensor([[1, 1, 0],
             [1, 1, 1]], dtype=torch.int32)
     """
-    offset = keys - queries if alignment == "bottom_right" else 0
-    rows = torch.arange(queries, device=device).unsqueeze(1)
-    return torch.arange(keys, device=device) <= rows + offset
+    return _distances(queries, keys, alignment, device) <= 0
 
 
 def window_mask(
@@ -86,13 +84,22 @@ def window_mask(
             [0, 0, 1, 1]], dtype=torch.int32)
     """
     left, right = bounds
-    offset = keys - queries if alignment == "bottom_right" else 0
-    places = torch.arange(queries, device=device).unsqueeze(1) + offset
-    distances = torch.arange(keys, device=device) - places
+    distances = _distances(queries, keys, alignment, device)
     allowed = torch.ones_like(distances, dtype=torch.bool)
     if left is not None:
         allowed = allowed & (distances >= -left)
-    return allowed if right is None else allowed & (distances <= right)
+    if right is not None:
+        allowed = allowed & (distances <= right)
+    return allowed
+
+
+def _distances(
+    queries: int, keys: int, alignment: Alignment, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Return how far each key is behind the query's place among the keys, integers (L, S)."""
+    offset = keys - queries if alignment == "bottom_right" else 0
+    places = torch.arange(queries, device=device).unsqueeze(1) + offset
+    return torch.arange(keys, device=device) - places
 
 
 def alibi_bias(
@@ -107,9 +114,7 @@ def alibi_bias(
     tensor([[[-0.0000, -0.5000, -1.0000],
              [-0.5000, -0.0000, -0.5000]]], dtype=torch.float64)
     """
-    offset = keys - queries if alignment == "bottom_right" else 0
-    places = torch.arange(queries).unsqueeze(1) + offset
-    distances = (torch.arange(keys) - places).double()
+    distances = _distances(queries, keys, alignment).double()
     if form == "symmetric":
         distances = -distances.abs()
     return torch.tensor(slopes, dtype=torch.float64).view(-1, 1, 1) * distances

@@ -79,8 +79,10 @@ class Problem:
         config = self.config.of_heads()
         weights = Weights.identity(config, self.query.dtype, self.query.device)
         parts = dict(self.weights.named())
-        query, key, value = (_projected(getattr(self, name), parts, name[0]) for name in INPUTS)
-        return replace(self, config=config, weights=weights, query=query, key=key, value=value)
+        inputs: dict[str, Any] = {}
+        for name in INPUTS:
+            inputs[name] = _projected(getattr(self, name), parts, name[0])
+        return replace(self, config=config, weights=weights, **inputs)
 
     def _with_projected_inputs(self, parts: dict[str, Tensor | None]) -> Problem:
         """Return a problem without projections whose inputs are what these would make of them."""
@@ -99,10 +101,15 @@ class Problem:
 
     def map_inputs(self, change: Callable[[Tensor], Tensor]) -> Problem:
         """Return a copy with query, key and value changed; one tensor stays one tensor."""
-        distinct = {id(tensor): tensor for tensor in (self.query, self.key, self.value)}
-        changed = {identity: change(tensor) for identity, tensor in distinct.items()}
-        query, key, value = (changed[id(tensor)] for tensor in (self.query, self.key, self.value))
-        return replace(self, query=query, key=key, value=value)
+        changed: dict[int, Tensor] = {}
+        for tensor in self.distinct().values():
+            changed[id(tensor)] = change(tensor)
+        return replace(
+            self,
+            query=changed[id(self.query)],
+            key=changed[id(self.key)],
+            value=changed[id(self.value)],
+        )
 
     def cpu(self) -> Problem:
         """Return the problem on the CPU, itself if it is there; one tensor stays one tensor."""
@@ -206,8 +213,9 @@ class Problem:
 
     def _has_sink(self) -> Tensor:
         """Return which heads have a sink, boolean (H,): one of -infinity is none."""
-        none = (-math.inf,) * self.config.n_heads
-        sinks = none if self.options.sinks is None else self.options.sinks
+        sinks = self.options.sinks
+        if sinks is None:
+            sinks = (-math.inf,) * self.config.n_heads
         return torch.as_tensor(sinks, device=self.query.device).detach().isfinite()
 
 

@@ -147,7 +147,7 @@ class Rounding:
         One is its own, and each merge of parts has another one; where weights are made from
         log-sum-exps, parts of the row may have been merged once without being declared.
         """
-        return 1 + self.merges + (1 if self.log_normaliser else 0)
+        return 1 + self.merges + int(self.log_normaliser)
 
     @property
     def is_coarse(self) -> bool:

@@ -173,8 +173,8 @@ class _Maker:
 
         grow: how many rows of zeros to append, for extra keys.
         """
-        given = self.problem.weights
-        matrix, bias = getattr(given, f"w_{role}").detach().double(), getattr(given, f"b_{role}")
+        weight, bias = self.problem.weights.of(role)
+        matrix = weight.detach().double()
 
         def arrange(y: Tensor) -> Tensor:
             if role == "o":
@@ -208,7 +208,7 @@ class _Maker:
         self.places["context"].store_parts(copies_of(context), context, span, stores, lost)
         if not self.config.projected:
             return  # The output is the contexts: nothing is added up.
-        matrix, bias = (getattr(self.problem.weights, name) for name in ("w_o", "b_o"))
+        matrix, bias = self.problem.weights.of("o")
         heads = matrix.detach().double().unflatten(1, (context.shape[1], -1)).transpose(0, 1)
         span = (context @ heads.mT).abs().sum(1)
         if bias is not None:  # each rank may add its share, which is the same in every row
@@ -256,7 +256,9 @@ class _Maker:
             factors = (self.tau, math.sqrt(abs(self.tau)))
             # Inputs are exact, and many of them equal: how they round together is known, and
             # `Place.moves` has it.
-            copies = copies_of(forms[0]) if self.config.projected else torch.ones_like(forms[0])
+            copies = torch.ones_like(forms[0])
+            if self.config.projected:
+                copies = copies_of(forms[0])
             self._stored(name, copies, *((f * x, f) for x in forms for f in factors))
 
     def _scores(self, query: Tensor, keys: tuple[Tensor, Tensor]) -> Tensor:

@@ -104,23 +104,25 @@ class Place:
         copies: n, how many of the numbers are equal to each; see `copies_of`.
         forms: each x with its factor: x is the number of the place times that.
         """
-        self._add(_largest([(x.abs() / factor).abs() for x, factor in forms]), copies)
+        # What underflows is off by eta_s, or flushed: |x| / u_s is not a bound for it.
+        least, eta = 2 * torch.finfo(dtype).tiny, units.subnormal + units.flush
+        sizes, moves, lost, underflows = list[Tensor](), list[Tensor](), list[Tensor](), False
+        for x, factor in forms:
+            sizes.append((x.abs() / factor).abs())
+            moves.append((x.to(dtype).double() - x) / factor)
+            small = x.abs() < least
+            lost.append((eta * small / factor).abs())
+            underflows = underflows or bool(small.any())
+        if underflows:
+            self.own = self.own + _largest(lost)
+        self._add(_largest(sizes), copies)
+        self.moves.append((1, tuple(moves)))
 
         def square() -> Tensor:
             powers = [(power_below(x, dtype) / factor).abs() for x, factor in forms]
             return copies * _largest(powers) ** 2
 
         self.stores.append(square)
-        # What underflows is off by eta_s, or flushed: |x| / u_s is not a bound for it.
-        least, eta = 2 * torch.finfo(dtype).tiny, units.subnormal + units.flush
-        small = [x.abs() < least for x, _ in forms]
-        if any(bool(each.any()) for each in small):
-            factors = [factor for _, factor in forms]
-            lost = [
-                (eta * each / factor).abs() for each, factor in zip(small, factors, strict=True)
-            ]
-            self.own = self.own + _largest(lost)
-        self.moves.append((1, tuple((x.to(dtype).double() - x) / factor for x, factor in forms)))
 
     def _add(self, size: Tensor, copies: Tensor, times: int = 1) -> None:
         """Add stores of numbers that are at most so large."""

@@ -233,7 +233,9 @@ def rescales_of(s: Tensor, rounding: Rounding) -> Tensor:
         return s.new_zeros(1).double()
     forwards, backwards = _new_maxima_after(s), _new_maxima_after(s.flip(-1)).flip(-1)
     most = torch.maximum(forwards, backwards).double()
-    return most if rounding.rescales is None else most.clamp(max=rounding.rescales)
+    if rounding.rescales is None:
+        return most
+    return most.clamp(max=rounding.rescales)
 
 
 def _new_maxima_after(s: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,7 +82,9 @@ class Units:
         1.0
         """
         error = terms * self.accumulate
-        return error / (1 - error) if error < 1 else float("inf")
+        if error >= 1:
+            return float("inf")
+        return error / (1 - error)
 
     def partial_sums(self, terms: int, pieces: int) -> float:
         """Return the relative error of a sum of n products, some of whose partial sums are stored.
@@ -136,8 +139,9 @@ class Units:
         >>> double.coarser(single).accumulate == single.accumulate
         True
         """
-        names = [field.name for field in fields(self)]
-        worst = {name: max(getattr(self, name), getattr(other, name)) for name in names}
+        worst: dict[str, Any] = {}
+        for field in fields(self):
+            worst[field.name] = max(getattr(self, field.name), getattr(other, field.name))
         return Units(**worst | {"largest": min(self.largest, other.largest)})
 
 
@@ -162,15 +166,19 @@ def units_of(dtype: torch.dtype, rounding: Rounding | None = None) -> Units:
     stored = info.eps / 2
     if traits.half and rounding.mode != "nearest":
         stored = info.eps
+    lost = info.tiny * stored
+    if rounding.flushes:
+        lost = info.tiny
+    if not traits.half:  # a dtype that is its own accumulator rounds each number as sums do
+        stored = max(stored, added)
     product, limbs = 0.0, 1
     if dtype == torch.float32:
         product, limbs = _product_error(rounding)
     oracle = torch.finfo(torch.float64).eps / 2
     return Units(
         accumulate=added + oracle,
-        # A dtype that is its own accumulator rounds each number as sums do.
-        store=(stored if traits.half else max(stored, added)) + oracle,
-        subnormal=info.tiny if rounding.flushes else info.tiny * stored,
+        store=stored + oracle,
+        subnormal=lost,
         flush=accumulator.tiny,
         largest=info.max if traits.narrow else float("inf"),
         product=product,
@@ -207,5 +215,7 @@ class ScaledUnits:
 
         size: the magnitudes of the numbers.
         """
-        info, largest = torch.finfo(dtype), float(size.amax()) if size.numel() else 0.0
+        info, largest = torch.finfo(dtype), 0.0
+        if size.numel():
+            largest = float(size.amax())
         return ScaledUnits(info.eps / 2, 2 * largest / info.max * info.tiny * info.eps / 2)

@@ -71,6 +71,10 @@ class Weights:
                 parts[f"b_{role}"] = torch.zeros(width, dtype=dtype, device=device)
         return Weights(**parts)
 
+    def of(self, role: str) -> tuple[Tensor, Tensor | None]:
+        """Return matrix and bias of a projection, "q", "k", "v" or "o"."""
+        return getattr(self, f"w_{role}"), getattr(self, f"b_{role}")
+
     def to(self, dtype: torch.dtype, device: str | torch.device | None = None) -> Weights:
         """Return the weights in `dtype`, on `device`, by default where they are."""
         moved = {name: tensor.to(device=device, dtype=dtype) for name, tensor in self.named()}
