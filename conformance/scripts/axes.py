@@ -28,9 +28,7 @@ def rearranged(code: str, left: str, right: str, sizes: Mapping[str, int]) -> st
 
 
 def _split(code: str, side: str, sizes: Mapping[str, int]) -> str:
-    """Return the code that splits grouped axes, the last ones first, so that the others keep their
-    places.
-    """
+    """Return the code that splits grouped axes; the last come first, so that others stay."""
     groups = [axes_of(group) for group in groups_of(side)]
     for place, axes in reversed([*enumerate(groups)]):
         if len(axes) == 1:

@@ -1,6 +1,4 @@
-"""What the scripts of a module and of a kernel have in common: the inputs, the call, what is taken
-of its result.
-"""
+"""What the scripts of a module and of a kernel share: the inputs, the call, and its result."""
 
 from __future__ import annotations
 
@@ -18,11 +16,10 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.memory_layouts import copy_of
-from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep, Step
 from mha.conformance.harness.session import Session
-from mha.conformance.scripts.literals import literal, name_tensor
+from mha.conformance.scripts.literals import in_mode, literal, name_tensor
 from mha.conformance.scripts.terms import Imports, InexpressibleError, is_default, value_code
 from mha.implementations.process.pristine import as_found
 from mha.implementations.process.torch_state import preserved
@@ -117,46 +114,48 @@ class Writer(ABC):
 
     def assertion_lines(self) -> list[str]:
         """Return the assertion in the author's own names."""
+
+        def own(found: re.Match[str]) -> str:
+            return self.weight_gradient(int(found[1]), found[2])
+
         lines: list[str] = []
         for line in self.assertion:
-            line = WEIGHT_GRADIENT.sub(
-                lambda found: self.weight_gradient(int(found[1]), found[2]), line
-            )
-            lines += self._of_own_masks(line)
+            lines += self._of_own_masks(WEIGHT_GRADIENT.sub(own, line))
         return lines
 
     def _of_own_masks(self, line: str) -> list[str]:
-        """Return a line on whether a mask was changed in place, for each of the author's own masks
-        of the call.
-        """
+        """Return an assertion, for each of the author's masks if it is on a mask that changed."""
         found = re.search(r"\bmask_(\d+)\._version", line)
-        own = self.own_masks.get(int(found[1]), []) if found else []
-        return [line.replace(f"mask_{found[1]}", name) for name in own] if found and own else [line]
+        if found is None:
+            return [line]
+        own = self.own_masks.get(int(found[1]), [])
+        return [line.replace(f"mask_{found[1]}", name) for name in own] or [line]
 
     def mentions(self, name: str) -> bool:
-        """Return whether the assertion uses a name, for more than to see whether it was changed in
-        place.
-        """
+        """Return whether the assertion uses the value of a name, and not only its version."""
         return any(re.search(rf"\b{name}\b(?!\._version)", line) for line in self.assertion)
 
     def _call(self, step: CallStep) -> list[str]:
-        problem, number, lines = step.problem, step.number, list[str]()
-        inputs = {
-            name: name_tensor(getattr(problem, name), f"{name}_{number}", self.names, lines)
-            for name in INPUTS
-        }
+        problem, number = step.problem, step.number
+        lines: list[str] = []
+        inputs: dict[str, str] = {}
+        for name in INPUTS:
+            value = getattr(problem, name)
+            inputs[name] = name_tensor(value, f"{name}_{number}", self.names, lines)
         if problem.mask is not None and (self.mentions(f"mask_{number}") or "mask" in step.leaves):
             inputs["mask"] = self._canonical_mask(problem.mask, number, lines)
         upstream = ""
         if step.upstream is not None:
             upstream = name_tensor(step.upstream, f"upstream_{number}", self.names, lines)
         called = self.call(step, inputs, lines)
-        lines += [f"torch.manual_seed({step.seed})"] if step.seed is not None else []
+        if step.seed is not None:
+            lines.append(f"torch.manual_seed({step.seed})")
         leaves = list(dict.fromkeys(inputs[name] for name in step.leaves))
         lines += [f"{name}.requires_grad_()" for name in leaves]
-        code = MODES[step.mode].code.format(device=problem.query.device.type)
-        lines += [f"with {code}:", *(f"    {line}" for line in called)] if code else called
-        return lines + (self._backward(step, upstream, leaves) if upstream else [])
+        lines += in_mode(step.mode, problem.query.device.type, called)
+        if upstream:
+            lines += self._backward(step, upstream, leaves)
+        return lines
 
     def _canonical_mask(self, mask: Tensor, number: int, lines: list[str]) -> str:
         """Return the name of a mask as the contract has it, which the assertion uses."""
@@ -168,13 +167,11 @@ class Writer(ABC):
         line = f"output_{step.number}.backward({upstream})"
         if not self.careful:
             return [line]
+        differentiated = ", ".join([*leaves, f"*{self.parameters_code(step.build)}"])
         return [
             f"if output_{step.number}.requires_grad:",
             f"    {line}",
-            (
-                "for x in"
-                f" ({''.join(f'{name}, ' for name in leaves)}*{self.parameters_code(step.build)}):"
-            ),
+            f"for x in ({differentiated}):",
             "    x.grad = torch.zeros_like(x) if x.grad is None else x.grad  # no gradient is zero",
         ]
 
@@ -185,27 +182,25 @@ class Writer(ABC):
         parameters: Mapping[str, inspect.Parameter],
         lines: list[str],
     ) -> Callable[[Sequence[Any], Mapping[str, Any]], list[str]]:
-        """Return what writes the arguments of a call, tensors by name, without those that are
-        defaults.
+        """Return what writes the arguments of a call, tensors by name, without defaults.
 
-        known: the code of tensors by their ids. parameters: of the author's function.
+        known: the code of tensors by their ids.
+        parameters: of the author's function.
         """
         positional = [
             name for name, parameter in parameters.items() if parameter.kind in BY_POSITION
         ]
 
-        def written(name: str, value: Any) -> str:
-            return self._argument(step, name, value, known, lines)
-
         def write(args: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
             names = [*positional, *(f"given_{i}" for i in range(len(args)))]
-            own = {
-                name: value
-                for name, value in named.items()
-                if name not in parameters or not is_default(value, parameters[name].default)
-            }
-            by_position = [written(name, value) for name, value in zip(names, args, strict=False)]
-            return by_position + [f"{name}={written(name, value)}" for name, value in own.items()]
+            codes = []
+            for name, value in zip(names, args, strict=False):
+                codes.append(self._argument(step, name, value, known, lines))
+            for name, value in named.items():
+                if name in parameters and is_default(value, parameters[name].default):
+                    continue
+                codes.append(f"{name}={self._argument(step, name, value, known, lines)}")
+            return codes
 
         return write
 
@@ -221,22 +216,25 @@ class Writer(ABC):
             return _of_mask(self.names[id(mask)], mask, value)
         text = literal(value)
         if text not in self.masks:
-            taken = name in INPUTS or (
-                name == "mask" and mask is not None and id(mask) in self.names
-            )
-            self.masks[text] = f"{'own_' * taken}{name}_{step.number}"
-            lines.append(f"{self.masks[text]} = {text}")
+            own = f"{name}_{step.number}"
+            names_canonical = name == "mask" and mask is not None and id(mask) in self.names
+            if name in INPUTS or names_canonical:  # the script has that name already
+                own = f"own_{own}"
+            self.masks[text] = own
+            lines.append(f"{own} = {text}")
         self.own_masks.setdefault(step.number, []).append(self.masks[text])
         return self.masks[text]
 
 
 def _of_mask(code: str, mask: Tensor, value: Tensor) -> str:
-    """Return the code of a mask that requires a gradient, in the author's shape; raises
-    InexpressibleError.
+    """Return the code of a mask that requires a gradient, in the author's shape.
+
+    Raises InexpressibleError where it is rearranged.
     """
-    shape, joined = tuple(value.shape), mask[(None,) * max(value.ndim - mask.ndim, 0)]
+    shape = tuple(value.shape)
+    with_axes = mask[(None,) * max(value.ndim - mask.ndim, 0)]
     with torch.no_grad():
-        if joined.ndim == value.ndim and joined.expand(shape).equal(value):
+        if with_axes.ndim == value.ndim and with_axes.expand(shape).equal(value):
             return f"{code}.expand{shape}"
         if mask.numel() == value.numel() and mask.reshape(shape).equal(value):
             return f"{code}.reshape{shape}"
@@ -248,8 +246,9 @@ def _of_mask(code: str, mask: Tensor, value: Tensor) -> str:
 def copies_of(
     problem: Problem, inputs: Mapping[str, str]
 ) -> tuple[dict[str, Tensor], dict[int, str]]:
-    """Return copies of the inputs by their names, one tensor staying one, and the code of each by
-    its id.
+    """Return copies of the inputs by their names, and the code of each by its id.
+
+    Inputs that are one tensor stay one.
 
     inputs: the names in the script, of which that of the mask may be missing.
     """
@@ -266,21 +265,21 @@ def copies_of(
 
 
 def taken(code: str, returned: Any, wanted: Mapping[str, Any]) -> list[str]:
-    """Return the lines that take the wanted tensors, by name, of what a call returns; code: of the
-    call.
+    """Return the lines that take the wanted tensors, by name, of what a call returns.
+
+    code: of the call.
     """
     names = [*wanted]
     if returned is wanted[names[0]]:
         return [f"{names[0]} = {code}"]
     places = [_place(returned, x) for x in wanted.values()]
     if type(returned) in (tuple, list) and len(returned) == 2 and places[0] == "[0]":
-        return [f"{names[0]}, {names[1] if len(names) > 1 else '_'} = {code}"]
+        second = names[1] if len(names) > 1 else "_"
+        return [f"{names[0]}, {second} = {code}"]
     if len(names) == 1:
         return [f"{names[0]} = {code}{places[0]}"]
-    return [
-        f"returned = {code}",
-        *(f"{name} = returned{place}" for name, place in zip(names, places, strict=True)),
-    ]
+    parts = [f"{name} = returned{place}" for name, place in zip(names, places, strict=True)]
+    return [f"returned = {code}", *parts]
 
 
 def _place(returned: Any, wanted: Any) -> str:

@@ -1,11 +1,8 @@
-"""A kernel in a script: its inputs as heads, side by side or as it takes them, or the projections
-that make them.
-"""
+"""A kernel in a script: its inputs as heads, in its own layout, or projections that make them."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +29,7 @@ class KernelWriter(Writer):
     """Writes what is done with a kernel that `from_kernel` adapts.
 
     heads_alone: whether query, key and value of the kernel are written as they are, without how
-    they are projected.
+        they are projected.
     """
 
     def __init__(self, *args: Any, heads_alone: bool = False, **options: Any) -> None:
@@ -44,9 +41,7 @@ class KernelWriter(Writer):
         self.kernel = ""
 
     def build(self, step: BuildStep) -> list[str]:
-        """Return the lines that make the kernel, and those of the weights of its projections, if it
-        has any.
-        """
+        """Return the lines that make the kernel, and those of the weights of its projections."""
         case = self.session.case
         dtype = getattr(torch, case.dtype)
         try:
@@ -60,10 +55,9 @@ class KernelWriter(Writer):
         lines = [] if self.kernel else self._made()
         if self.heads_alone or not step.config.projected:
             return lines
-        named = dict(step.weights.named())
-        codes = [
-            name_tensor(x, f"{name}_{step.number}", self.names, lines) for name, x in named.items()
-        ]
+        codes = []
+        for name, x in step.weights.named():
+            codes.append(name_tensor(x, f"{name}_{step.number}", self.names, lines))
         if self.adapter.claims.gradients and self.careful:
             lines += [f"for x in ({', '.join(codes)}):", "    x.requires_grad_()"]
         return lines
@@ -76,12 +70,9 @@ class KernelWriter(Writer):
             if not self.kernel.isidentifier():
                 raise InexpressibleError("its kernel is a functools.partial")
             return []
-        names = [
-            name
-            for name in CONSTRUCTOR_NAMES["dropout"]
-            if name in inspect.signature(type(kernel)).parameters
-        ]
-        made = made_code(type(kernel), dict.fromkeys(names, "0.0"), self.imports)
+        parameters = inspect.signature(type(kernel)).parameters
+        dropouts = [name for name in CONSTRUCTOR_NAMES["dropout"] if name in parameters]
+        made = made_code(type(kernel), dict.fromkeys(dropouts, "0.0"), self.imports)
         self.kernel = "kernel"
         return [f"kernel = {made}.to(device={case.device!r}, dtype=torch.{case.dtype})"]
 
@@ -107,18 +98,17 @@ class KernelWriter(Writer):
             before = []
         else:
             before = [self._heads(step, adapted, inputs, given, role) for role in "qkv"]
-        known = {id(x): name for x, name in zip(heads, names, strict=True)} | codes
+        known = dict(zip(map(id, heads), names, strict=True)) | codes
         parameters = inspect.signature(function_of(self.adapter.kernel)).parameters
         write = self.arguments_code(step, known, parameters, lines)
-        target = (
-            adapted.kernel
-            if adapted.axes.takes_all_heads
-            else adapted.axes.unpacked(adapted.kernel)
-        )
-        recorder = Recorder(
-            target,
-            lambda args, named: self._called(adapted, names, write(args, named), args, named),
-        )
+        target = adapted.kernel
+        if not adapted.axes.takes_all_heads:
+            target = adapted.axes.unpacked(adapted.kernel)
+
+        def call_code(args: Sequence[Any], named: Mapping[str, Any]) -> str:
+            return self._called(adapted, names, write(args, named), [*args, *named.values()])
+
+        recorder = Recorder(target, call_code)
         output = self._output(recorder, adapted, step, heads, given.get("mask"))
         if not recorder.code:
             raise InexpressibleError("its adapter, and not the kernel, refuses the call")
@@ -129,8 +119,9 @@ class KernelWriter(Writer):
 
     def _switched(self, step: CallStep) -> list[str]:
         """Return the line that switches a kernel that is a module to its mode."""
-        is_module = isinstance(self.adapter.kernel, nn.Module)
-        return [f"kernel.{'train' if MODES[step.mode].training else 'eval'}()"] if is_module else []
+        if not isinstance(self.adapter.kernel, nn.Module):
+            return []
+        return ["kernel.train()" if MODES[step.mode].training else "kernel.eval()"]
 
     def _heads(
         self,
@@ -165,28 +156,29 @@ class KernelWriter(Writer):
         adapted: KernelAttention,
         names: Sequence[str],
         codes: Sequence[str],
-        args: Sequence[Any],
-        named: Mapping[str, Any],
+        values: Sequence[Any],
     ) -> str:
-        """Return the call of the kernel, which may take one tensor of several, or one head at a
-        time.
+        """Return the call of the kernel, which may take one tensor of several, or a single head.
+
+        names: of query, key and value.
+        codes, values: of the arguments.
         """
         axes = adapted.axes
         if axes.takes_all_heads:
             return f"{self.kernel}({', '.join(codes)})"
         if axes.packed:
-            together = names if axes.packed == "3" else names[1:]
-            first = [] if axes.packed == "3" else [names[0]]
+            apart = 0 if axes.packed == "3" else 1  # the query, beside keys and values in one
+            together = ", ".join(names[apart:])
+            packed = f"torch.stack(({together}), {axes.stacked})"
             options = [code for code in codes if code.rpartition("=")[2] not in names]
-            packed = f"torch.stack(({', '.join(together)}), {axes.stacked})"
-            return f"{self.kernel}({', '.join([*first, packed, *options])})"
-        values = [*args, *named.values()]
+            return f"{self.kernel}({', '.join([*names[:apart], packed, *options])})"
         axis = next(x for x in values if isinstance(x, Tensor)).ndim
-        each = [
-            f"{code}[i]" if isinstance(x, Tensor) and x.ndim == axis else code
-            for code, x in zip(codes, values, strict=True)
-        ]
-        return f"torch.stack([{self.kernel}({', '.join(each)}) for i in range(len({names[0]}))])"
+        of_a_head = []
+        for code, x in zip(codes, values, strict=True):
+            has_heads = isinstance(x, Tensor) and x.ndim == axis
+            of_a_head.append(f"{code}[i]" if has_heads else code)
+        one_head = f"{self.kernel}({', '.join(of_a_head)})"
+        return f"torch.stack([{one_head} for i in range(len({names[0]}))])"
 
     def _output(
         self,
@@ -196,9 +188,7 @@ class KernelWriter(Writer):
         heads: Sequence[Tensor],
         mask: Tensor | None,
     ) -> Any:
-        """Call the kernel through its adapter, and return the context with the weights, None where
-        it raises.
-        """
+        """Call the kernel through its adapter; return what that returns, None where it raises."""
         options = step.problem.options.change(mask=mask, need_weights=step.need_weights)
         if isinstance(self.adapter.kernel, nn.Module):
             self.adapter.kernel.train(MODES[step.mode].training)
@@ -261,12 +251,11 @@ class KernelWriter(Writer):
 
 
 def _laid_out(code: str, axes: str, role: str) -> str:
-    """Return the code of heads that lie in memory otherwise than projections do, as the adapter
-    lays them out.
-    """
+    """Return the code of heads that do not lie in memory as projections do, as the adapter does."""
     if role == "q":
-        moved = re.search(r"\.transpose\(1, 2\)$", code)
-        return f"{code}.contiguous()" if moved or axes != "b l h d" else _as_transposed(code)
+        if code.endswith(".transpose(1, 2)") or axes != "b l h d":
+            return f"{code}.contiguous()"
+        return _as_transposed(code)
     axis = axes.split().index("l")
     padding = (*(0, 0) * (3 - axis), 0, 1)
     room = f"torch.nn.functional.pad({code}, {padding}, value=nan)"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import textwrap
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from math import isfinite
 
 import torch
 from torch import Tensor
 
+from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.errors import Violation
 from mha.spec import Config
 
@@ -26,58 +27,78 @@ COMPRESSION = 1
 
 
 def literal(value: Tensor) -> str:
-    """Return an expression for a tensor: the same bits, dtype, device, strides and storage offset."""
+    """Return an expression for a tensor with the same bits, dtype, device, strides and offset."""
     value = value.detach()
     if not value.numel() or (value.is_contiguous() and value.storage_offset() == 0):
         return _dense(value)
     shape, strides, offset = tuple(value.shape), value.stride(), value.storage_offset()
-    extent = (
-        1 + offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    )
-    return (
-        f"{_dense(value.as_strided((extent,), (1,), 0))}.as_strided({shape}, {strides}, {offset})"
-    )
+    # Of the storage, up to the last number of the tensor.
+    extent = offset + 1
+    for size, stride in zip(shape, strides, strict=True):
+        extent += (size - 1) * stride
+    storage = value.as_strided((extent,), (1,), 0)
+    return f"{_dense(storage)}.as_strided({shape}, {strides}, {offset})"
 
 
 def _dense(value: Tensor) -> str:
+    """Return an expression for a contiguous tensor."""
+    shape, dtype = tuple(value.shape), value.dtype
     if value.numel() == 0:
-        code = f"torch.empty({tuple(value.shape)}, dtype={value.dtype})"
+        code = f"torch.empty({shape}, dtype={dtype})"
     elif value.numel() <= READABLE:
-        # What torch makes of the numbers by itself is not said.
-        implied = (
-            value.dtype in (torch.bool, torch.float32)
-            and torch.get_default_dtype() == torch.float32
-        )
-        code = f"tensor({value.tolist()!r}{'' if implied else f', dtype={value.dtype}'})"
+        numbers = repr(value.tolist())
+        code = f"tensor({numbers})" if _is_implied(dtype) else f"tensor({numbers}, dtype={dtype})"
     else:
         raw = value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
         packed = base64.b64encode(zlib.compress(raw, COMPRESSION)).decode()
         unpacked = f'bytearray(zlib.decompress(base64.b64decode("{packed}")))'
-        code = f"torch.frombuffer({unpacked}, dtype={value.dtype}).reshape({tuple(value.shape)})"
+        code = f"torch.frombuffer({unpacked}, dtype={dtype}).reshape({shape})"
     return code if value.device.type == "cpu" else f"{code}.to({str(value.device)!r})"
+
+
+def _is_implied(dtype: torch.dtype) -> bool:
+    """Return whether `tensor` makes this dtype of numbers by itself."""
+    return dtype in (torch.bool, torch.float32) and torch.get_default_dtype() == torch.float32
 
 
 def config_code(config: Config) -> str:
     """Return the expression for a configuration."""
-    given = ((field, getattr(config, field.name)) for field in fields(Config))
-    return f"Config({', '.join(f'{field.name}={literal_of(x)}' for field, x in given if x != field.default)})"
+    codes: dict[str, str] = {}
+    for field in fields(Config):
+        value = getattr(config, field.name)
+        if value != field.default:
+            codes[field.name] = literal_of(value)
+    return f"Config({by_name(codes)})"
+
+
+def by_name(codes: Mapping[str, str]) -> str:
+    """Return the code of arguments that are given by name."""
+    return ", ".join(f"{name}={code}" for name, code in codes.items())
 
 
 def literal_of(value: object) -> str:
     """Return a number as an expression that a script can read, NaN included."""
-    return (
-        f"float({str(value)!r})"
-        if isinstance(value, float) and not isfinite(value)
-        else repr(value)
-    )
+    if isinstance(value, float) and not isfinite(value):
+        return f"float({str(value)!r})"
+    return repr(value)
+
+
+def indented(lines: Iterable[str]) -> list[str]:
+    """Return the lines of a block."""
+    return [f"    {line}" for line in lines]
+
+
+def in_mode(mode: str, device: str, lines: Sequence[str]) -> list[str]:
+    """Return the lines of a call in the block of its mode, if that needs one."""
+    context = MODES[mode].code.format(device=device)
+    return [f"with {context}:", *indented(lines)] if context else [*lines]
 
 
 def refused(lines: Sequence[str], number: int, *, builds: bool) -> list[str]:
-    """Return the lines of a step that must raise, in a `try` that the lines of an assertion end
-    with `else`.
+    """Return the lines of a step that must raise, in a `try` that an assertion ends with `else`.
 
-    number: of the step. builds: whether it builds an attention; then what follows the constructor
-    is left out.
+    number: of the step.
+    builds: whether it builds an attention; then what follows the constructor is left out.
     """
     begins = (
         f"attention_{number} = ",
@@ -88,19 +109,19 @@ def refused(lines: Sequence[str], number: int, *, builds: bool) -> list[str]:
     )
     first = next(place for place, line in enumerate(lines) if line.startswith(begins))
     tried = lines[first : first + 1] if builds else lines[first:]
-    return [*lines[:first], "try:", *(f"    {line}" for line in tried), *EXCEPT]
+    return [*lines[:first], "try:", *indented(tried), *EXCEPT]
 
 
 def assertion_lines(
     violation: Violation, lines: Sequence[str], *, in_try: bool = True
 ) -> list[str]:
-    """Return the lines that fail, after what was found in words; those that follow a call that must
-    raise.
+    """Return the lines that fail, after what was found in words.
 
-    lines: of the assertion. in_try: whether such a call is in a `try`.
+    lines: of the assertion.
+    in_try: whether a call that must raise is in a `try`, which the assertion then ends.
     """
     if violation.must_raise and in_try:
-        return ["else:", *(f"    {line}" for line in lines)]
+        return ["else:", *indented(lines)]
     text = "".join(x if x.isprintable() else " " for x in violation.message)
     said = textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ")
     return ["", *said, *lines] if lines else []

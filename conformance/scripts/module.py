@@ -1,6 +1,4 @@
-"""A module in a script: built by its own constructor, with its own names, and called as it is
-called.
-"""
+"""A module in a script: built by its own constructor, and called as it is called."""
 
 from __future__ import annotations
 
@@ -17,10 +15,11 @@ from torch.nn.parameter import is_lazy
 from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep
 from mha.conformance.scripts.calls import Recorder, Writer, copies_of, taken
-from mha.conformance.scripts.literals import literal, name_tensor
+from mha.conformance.scripts.literals import by_name, literal, name_tensor
 from mha.conformance.scripts.terms import (
     InexpressibleError,
     config_lines,
+    dict_code,
     is_default,
     made_code,
     value_code,
@@ -51,6 +50,7 @@ FROM_CODE = {
     "b l 1 d": ".squeeze(2)",
     "b 1 l d": ".squeeze(1)",
 }
+EXACT_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 REFUSES = "its adapter, and not the class, refuses the {}"
 # Where the module has flattened an image.
 FLATTENED_CODE = {"b d l 1": ".transpose(1, 2)"}
@@ -89,9 +89,10 @@ class ModuleWriter(Writer):
         self.modules[number] = module
         layers = dict(module.named_modules())
         dropped = [path for path, layer in layers.items() if layer in fixed_dropout(module)]
-        for path in dropped if not step.config.drops else ():
-            layers[path].p = 0.0
-            lines.append(f"{path_code(name, path)}.p = 0.0  # judged without dropout")
+        if not step.config.drops:
+            for path in dropped:
+                layers[path].p = 0.0
+                lines.append(f"{path_code(name, path)}.p = 0.0  # judged without dropout")
         lines += self._loaded(step, adapted, module, other)
         if not self.adapter.claims.gradients:
             lines.append(f"{name}.requires_grad_(False)")
@@ -100,14 +101,14 @@ class ModuleWriter(Writer):
         return lines
 
     def _adapted(self, step: BuildStep) -> tuple[Mapping[str, Any], ModuleAttention | None]:
-        """Return what the constructor is given, and the module as it is judged; None where that
-        raises.
-        """
-        case, session = self.session.case, self.session
-        problems = [each.problem for each in session.steps if isinstance(each, CallStep)]
-        longest = max([case.L, case.S, *(max(problem.shape[2:]) for problem in problems)])
-        items = max([case.B, *(problem.shape[0] for problem in problems)])
-        dtype, adapted, last = getattr(torch, case.dtype), None, -1
+        """Return what the constructor is given, and the module, None where building it raises."""
+        case = self.session.case
+        longest, items = max(case.L, case.S), case.B
+        for each in self.session.steps:
+            if isinstance(each, CallStep):
+                count, _, *lengths = each.problem.shape
+                longest, items = max(longest, *lengths), max(items, count)
+        dtype, adapted, place = getattr(torch, case.dtype), None, -1
         noted: list[Mapping[str, Any]] = []
         adapter = replace(self.adapter, room=Room.for_calls(longest, items), noted=noted)
         try:
@@ -115,19 +116,20 @@ class ModuleWriter(Writer):
         except (Exception, SystemExit) as error:
             if not noted:
                 raise InexpressibleError(REFUSES.format("configuration")) from None
-            # The first error of a constructor counts.
-            last = -1 if isinstance(error, ImplementationError) else 0
-        given = dict(noted[last])
+            if not isinstance(error, ImplementationError):
+                place = 0  # of the constructor's errors, the first counts
+        given = dict(noted[place])
         return given | self._widths(given), adapted
 
     def _widths(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the widths that inference passes to a class beside what it is given."""
         widths: Mapping[str, str] = getattr(self.adapter.constructor, "widths", {})
-        fields = {
-            field: given[name] for name, field in self.adapter.arguments.items() if name in given
-        }
         if not widths:
             return {}
+        fields: dict[str, Any] = {}
+        for name, field in self.adapter.arguments.items():
+            if name in given:
+                fields[field] = given[name]
         width, heads = fields["d_model"], fields["n_heads"]
         values = {"d_model": width, "head_dim": width // heads if heads else width}
         return {name: values[field] for name, field in widths.items()}
@@ -154,10 +156,8 @@ class ModuleWriter(Writer):
             if name in parameters and is_default(value, parameters[name].default):
                 continue
             if type(value) in (AnyConfig, dict):  # which of its values are read is known at the end
-                self.open[number] = (
-                    value if isinstance(value, dict) else vars(value),
-                    type(value).__name__,
-                )
+                values = value if isinstance(value, dict) else vars(value)
+                self.open[number] = values, type(value).__name__
                 codes[name] = f"config_{number}"
             elif self.adapter.arguments.get(name) == "config":
                 codes[name], before = config_lines(value, f"config_{number}", self.imports)
@@ -168,28 +168,29 @@ class ModuleWriter(Writer):
 
     def _moved(self) -> str:
         """Return the code that moves a module to the dtype and the device."""
-        case = self.session.case
-        dtype = "" if case.dtype == "float32" else f"dtype=torch.{case.dtype}"
-        device = "" if case.device == "cpu" else f"device={case.device!r}"
-        moved = ", ".join(filter(None, (dtype, device)))
-        return f".to({moved})" if moved else ""
+        case, places = self.session.case, dict[str, str]()
+        if case.dtype != "float32":
+            places["dtype"] = f"torch.{case.dtype}"
+        if case.device != "cpu":
+            places["device"] = repr(case.device)
+        return f".to({by_name(places)})" if places else ""
 
     def _loaded(
         self, step: BuildStep, adapted: ModuleAttention, module: nn.Module, other: nn.Module
     ) -> list[str]:
-        """Return the lines that load the weights, and whatever else is random, by the module's own
-        names.
+        """Return the lines that load the weights, and whatever else is random, by their own names.
+
+        module, other: constructed with two seeds, so that they are alike in what is not random.
         """
         name, lines = f"attention_{step.number}", list[str]()
         state = adapted.module.state_dict()
         fresh, again = module.state_dict(), other.state_dict()
-        wanted = [
-            key for key in state if not (_same(state, fresh, key) and _same(state, again, key))
-        ]
-        codes = self._codes(step, adapted, lines)
-        values = [f"    {key!r}: {codes.get(key) or _state_code(state[key])}," for key in wanted]
-        part = "" if len(wanted) == len(state) else ", strict=False"
-        if wanted:
+        codes, values = self._codes(step, adapted, lines), list[str]()
+        for key, value in state.items():
+            if not (_same(state, fresh, key) and _same(state, again, key)):
+                values.append(f"    {key!r}: {codes.get(key) or _state_code(value)},")
+        part = "" if len(values) == len(state) else ", strict=False"
+        if values:
             lines += [f"{name}.load_state_dict({{", *values, f"}}{part})"]
         module.load_state_dict(state)
         for place in self._places(adapted):
@@ -205,10 +206,9 @@ class ModuleWriter(Writer):
         mentioned = any(self.mentions(f"{name}_{step.number}") for name in named)
         if not (mentioned or any(id(x) in self.names for x in named.values())):
             return {}
-        names = {
-            name: name_tensor(x, f"{name}_{step.number}", self.names, lines)
-            for name, x in named.items()
-        }
+        names: dict[str, str] = {}
+        for name, x in named.items():
+            names[name] = name_tensor(x, f"{name}_{step.number}", self.names, lines)
         return weight_codes(self._places(adapted), step.weights, names)
 
     def _places(self, adapted: ModuleAttention) -> Sequence[Stored]:
@@ -235,17 +235,17 @@ class ModuleWriter(Writer):
             raise InexpressibleError(REFUSES.format("configuration"))
         adapted, module = self.adapted[build.number], self.modules[build.number]
         copies, codes = copies_of(step.problem, inputs)
-        # The copies are held while their ids are known.
-        given = (
-            copies if adapted.layout == "b l d" else self._laid_out(adapted.layout, copies, codes)
-        )
+        given = copies  # held here as long as their ids are known
+        if adapted.layout != "b l d":
+            given = self._laid_out(adapted.layout, copies, codes)
         name = f"attention_{step.build}"
         parameters = inspect.signature(getattr(module, "_orig_mod", module).forward).parameters
         write = self.arguments_code(step, codes, parameters, lines)
         recorder = Recorder(module, lambda args, named: f"{name}({', '.join(write(args, named))})")
         module.train(mode.training)
         output = self._output(recorder, adapted, step, given)
-        lines += [f"{name}.{'train' if mode.training else 'eval'}()"] if step.switches else []
+        if step.switches:
+            lines.append(f"{name}.train()" if mode.training else f"{name}.eval()")
         if not recorder.code:
             raise InexpressibleError(REFUSES.format("call"))
         if not recorder.ended:
@@ -257,9 +257,9 @@ class ModuleWriter(Writer):
     ) -> dict[str, Tensor]:
         """Return the inputs in a layout, and add their code."""
         made = {id(x): TO_LAYOUT[layout](x) for name, x in given.items() if name != "mask"}
-        codes |= {
-            id(made[key]): f"{code}{TO_CODE[layout]}" for key, code in codes.items() if key in made
-        }
+        for key, code in [*codes.items()]:
+            if key in made:
+                codes[id(made[key])] = f"{code}{TO_CODE[layout]}"
         return {name: made.get(id(x), x) for name, x in given.items()}
 
     def _output(
@@ -269,9 +269,7 @@ class ModuleWriter(Writer):
         step: CallStep,
         given: Mapping[str, Tensor],
     ) -> Any:
-        """Call a module through its adapter, and return its output with the weights, None where it
-        raises.
-        """
+        """Call a module through its adapter; return what that returns, None where it raises."""
         options = step.problem.options.change(
             mask=given.get("mask"), need_weights=step.need_weights
         )
@@ -332,9 +330,7 @@ class ModuleWriter(Writer):
         return f"attention_{number}.parameters()"
 
     def open_lines(self) -> list[str]:
-        """Return the lines that define configs, with what the constructor and the calls have read
-        of them.
-        """
+        """Return the lines that define configs, with what was read of them."""
         return [self._config(number) for number in self.open]
 
     def _config(self, number: int) -> str:
@@ -342,39 +338,30 @@ class ModuleWriter(Writer):
         used = reads.attributes | reads.items
         if reads.attributes and reads.items:
             raise InexpressibleError("its config is read as an object and as a dictionary")
-        held = {name: value for name, value in values.items() if name in used}
-        codes = {name: value_code(value, self.imports) for name, value in held.items()}
+        codes: dict[str, str] = {}
+        for name, value in values.items():
+            if name in used:
+                codes[name] = value_code(value, self.imports)
         if kind == "dict" or reads.items:
-            return (
-                f"config_{number} ="
-                f" {{{', '.join(f'{name!r}: {code}' for name, code in codes.items())}}}"
-            )
-        written = ", ".join(f"{name}={code}" for name, code in codes.items())
-        return f"config_{number} = types.SimpleNamespace({written})"
+            return f"config_{number} = {dict_code(codes)}"
+        return f"config_{number} = types.SimpleNamespace({by_name(codes)})"
 
 
 def _same(state: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
-    """Return whether a module that is constructed anew has the same tensor, to the bit, or another
-    object.
-    """
+    """Return whether another module has the same tensor, to the bit, or an object of that type."""
     x, y = state[key], other.get(key)
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         return type(x) is type(y)
     if is_lazy(y) or x.shape != y.shape:
         return False
-    return x.equal(y) or (
-        x.is_floating_point() and bool(((x == y) | (x.isnan() & y.isnan())).all())
-    )
+    if x.equal(y):
+        return True
+    return x.is_floating_point() and bool(((x == y) | (x.isnan() & y.isnan())).all())
 
 
 def _state_code(value: Tensor) -> str:
-    """Return the code of a tensor that is copied, so that its dtype matters only where it holds
-    more digits.
-    """
+    """Return the code of a tensor that is copied, without a dtype that float32 includes."""
     code = literal(value.detach().contiguous())
-    plain = code.startswith("tensor(") and value.dtype in (
-        torch.float32,
-        torch.bfloat16,
-        torch.float16,
-    )
-    return code.replace(f", dtype={value.dtype})", ")") if plain else code
+    if code.startswith("tensor(") and value.dtype in EXACT_IN_FLOAT32:
+        return code.replace(f", dtype={value.dtype})", ")")
+    return code

@@ -1,6 +1,4 @@
-"""The script of a failure on ranks: a function that each rank runs on its own, and the lines that
-start the ranks.
-"""
+"""The script of a failure on ranks: a function that each rank runs, and what starts the ranks."""
 
 from __future__ import annotations
 
@@ -8,10 +6,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.recording import CallStep, DeriveStep
 from mha.conformance.harness.session import Session
+from mha.conformance.scripts.literals import in_mode
 from mha.implementations.discovery.resolve import original_of
 from mha.spec import Problem, Sharded, positions
 from mha.spec.problem import INPUTS
@@ -37,8 +35,9 @@ class RankScript:
     Every rank has all numbers of the case, cuts out its parts, and makes the same assertion, on
     what it has whole or on what has been put together.
 
-    ranks: of the mesh. larger: whether they are the last of a group that has one more. assertion:
-    the lines that fail; none where a call raises.
+    ranks: of the mesh.
+    larger: whether they are the last of a group that has one more.
+    assertion: the lines that fail; none where a call raises.
     """
 
     sharded: Sharded
@@ -48,30 +47,25 @@ class RankScript:
     assertion: Sequence[str]
 
     def function(self, body: Sequence[str]) -> list[str]:
-        """Return the lines of a function with this body, and those that start a process for each
-        rank.
-        """
+        """Return the lines of a function with this body, and of a process for each rank."""
         size, first, on_cuda = self.ranks + self.larger, int(self.larger), self.device == "cuda"
         backend, timeout = "nccl" if on_cuda else "gloo", f"timeout=timedelta(seconds={TIMEOUT})"
         group = f'"{backend}", store=store, rank=rank, world_size={size}, {timeout}'
-        lines = [
-            'store = dist.TCPStore("127.0.0.1", port)',
-            *(["torch.cuda.set_device(rank)"] if on_cuda else []),
-            f"dist.init_process_group({group})",
-            f'mesh = DeviceMesh("{self.device}", {list(range(first, size))})',
-            *(LARGER if self.larger else []),
-            *(line.replace("'cuda:0'", "'cuda'") for line in body),
-            "dist.destroy_process_group()",
-        ]
+        lines = ['store = dist.TCPStore("127.0.0.1", port)']
+        if on_cuda:
+            lines.append("torch.cuda.set_device(rank)")
+        lines.append(f"dist.init_process_group({group})")
+        lines.append(f'mesh = DeviceMesh("{self.device}", {list(range(first, size))})')
+        if self.larger:
+            lines += LARGER
+        lines += [line.replace("'cuda:0'", "'cuda'") for line in body]
+        lines.append("dist.destroy_process_group()")
+        whose = f"each of {size} ranks" if size > 1 else "the only rank"
         return [
             "",
             "",
             "def run(rank, port):",
-            (
-                f'    """What each of {size} ranks does."""'
-                if size > 1
-                else '    """What the only rank does."""'
-            ),
+            f'    """What {whose} does."""',
             *textwrap.indent("\n".join(lines), "    ").splitlines(),
             "",
             "",
@@ -83,8 +77,8 @@ class RankScript:
     def call(self, call: CallStep, given: Mapping[str, str], upstream: str) -> list[str]:
         """Return the lines of a call.
 
-        given: the names of its inputs and its mask. upstream: the name of what its output is
-        multiplied by for the gradients, if they are wanted.
+        given: the names of its inputs and its mask.
+        upstream: the name of the gradient of its output, if gradients are wanted.
         """
         number, problem, lines = call.number, call.problem, self._places(call.problem)
         leaves = dict.fromkeys(given[name] for name in call.wanted)
@@ -92,18 +86,17 @@ class RankScript:
             lines += [f"for x in [{', '.join(leaves)}]:", f"    {LEAF}"]
         inputs = self._inputs(call, given, lines)
         if problem.mask is not None:
-            inputs.append(
-                f"mask={given['mask']}{'[..., queries, :]' if self._has_rows(problem) else ''}"
-            )
-        inputs += ["is_causal=True"] if problem.is_causal else []
-        output = "part" if self._is_cut("output") else f"output_{number}"
+            rows = "[..., queries, :]" if self._has_rows(problem) else ""
+            inputs.append(f"mask={given['mask']}{rows}")
+        if problem.is_causal:
+            inputs.append("is_causal=True")
+        is_cut = self._is_cut("output")
+        output = "part" if is_cut else f"output_{number}"
         called = f"{output}, *_ = attention_{call.build}({', '.join(inputs)})"
-        code = MODES[call.mode].code.format(device=self.device)
-        lines += [f"with {code}:", f"    {called}"] if code else [called]
+        lines += in_mode(call.mode, self.device, [called])
         if upstream:
-            lines.append(
-                f"{output}.backward({upstream}{'[:, queries]' if self._is_cut('output') else ''})"
-            )
+            part = f"{upstream}[:, queries]" if is_cut else upstream
+            lines.append(f"{output}.backward({part})")
             lines += self._summed(call, given)
         return lines + self._whole(call, given)
 
@@ -119,63 +112,56 @@ class RankScript:
             cut = ", ".join(f"{whole}[:, {AXES[name]}]" for whole, name in parts.items())
             lines.append(f"{', '.join(parts.values())} = {cut}")
         whole = self._whole_too(call, given)
-        lines += [
-            f"{name} = {tensor}.detach().clone().requires_grad_()" for tensor, name in whole.items()
-        ]
-        return [
-            (parts if self._is_cut(name) else whole).get(given[name], given[name])
-            for name in INPUTS
-        ]
+        for tensor, name in whole.items():
+            lines.append(f"{name} = {tensor}.detach().clone().requires_grad_()")
+        names = []
+        for name in INPUTS:
+            known = parts if self._is_cut(name) else whole
+            names.append(known.get(given[name], given[name]))
+        return names
 
     def _whole_too(self, call: CallStep, given: Mapping[str, str]) -> dict[str, str]:
-        """Return inputs that each rank has a part of and, under another name, the whole: both have
-        a gradient.
+        """Return inputs that each rank has in part and, by another name, as a whole.
+
+        Both have a gradient.
         """
-        cut = {given[name] for name in INPUTS if self._is_cut(name)} if call.wanted else set()
-        return {
-            given[name]: name
-            for name in reversed(INPUTS)
-            if not self._is_cut(name) and given[name] in cut
-        }
+        if not call.wanted:
+            return {}
+        cut = {given[name] for name in INPUTS if self._is_cut(name)}
+        whole = [name for name in INPUTS if not self._is_cut(name) and given[name] in cut]
+        return {given[name]: name for name in reversed(whole)}
 
     def _places(self, problem: Problem) -> list[str]:
-        """Return the line that says which positions a rank has of what is sharded, if anything is."""
+        """Return the lines that say which positions a rank has of each axis that is sharded."""
+        cut = {axis for name, axis in AXES.items() if self._is_cut(name)}
         lengths = {"queries": problem.shape[2], "keys": problem.shape[3]}
-        used = [
-            axis
-            for axis in lengths
-            if any(AXES[name] == axis and self._is_cut(name) for name in AXES)
-        ]
-        if len({lengths[axis] for axis in used}) == 1:
-            used = [" = ".join(used)]
+        used = {axis: length for axis, length in lengths.items() if axis in cut}
+        if len(used) == 2 and len(set(used.values())) == 1:
+            used = {"queries = keys": used["keys"]}
         order, lines = self.sharded.order, []
-        for axis in used:
-            length = lengths[axis.split()[0]]
+        for axis, length in used.items():
             places = [part.tolist() for part in positions(order, length, self.ranks)]
             lines.append(f"{axis} = {places}[rank]  # the positions of this rank, in {order} order")
         return lines
 
     def _summed(self, call: CallStep, given: Mapping[str, str]) -> list[str]:
         """Return the lines that add up gradients of which a rank has a part."""
-        partial = dict.fromkeys(
-            given[name] for name in call.wanted if name == "mask" or self._is_cut(name)
-        )
-        lines = [
-            _added_up(f"{tensor}.grad") for tensor in partial if self._looks_at(f"{tensor}.grad")
-        ]
-        return lines + [
-            f"{tensor}.grad += {name}.grad" for tensor, name in self._whole_too(call, given).items()
-        ]
+        partial = [name for name in call.wanted if name == "mask" or self._is_cut(name)]
+        lines = []
+        for tensor in dict.fromkeys(given[name] for name in partial):
+            if self._looks_at(f"{tensor}.grad"):
+                lines.append(_added_up(f"{tensor}.grad"))
+        for tensor, name in self._whole_too(call, given).items():
+            lines.append(f"{tensor}.grad += {name}.grad")
+        return lines
 
     def _whole(self, call: CallStep, given: Mapping[str, str]) -> list[str]:
-        """Return the lines that put an output together, or require its shape; none where it is not
-        looked at.
-        """
+        """Return the lines that put an output together, or require its shape, if anything does."""
         whole, is_cut = f"output_{call.number}", self._is_cut("output")
         if not self.assertion:
-            found, like = (
-                ("part", f"{given['query']}[:, queries]") if is_cut else (whole, given["query"])
-            )
+            found, like = whole, given["query"]
+            if is_cut:
+                found, like = "part", f"{like}[:, queries]"
             return [f"assert {found}.shape == {like}.shape, {found}.shape"]
         if not is_cut or not self._looks_at(whole):
             return []

@@ -33,6 +33,11 @@ from mha.implementations.discovery.resolve import original_of
 from mha.implementations.process.pristine import as_found
 from mha.implementations.process.torch_state import preserved
 
+# What the names of inputs of a call, and of weights before the kernel, begin with in a script.
+OF_INPUTS = (
+    *("query_", "key_", "value_", "mask_", "upstream_"),
+    *("w_q", "w_k", "w_v", "b_q", "b_k", "b_v"),
+)
 # That of a script which is run here.
 NAME = "<script>"
 
@@ -49,9 +54,7 @@ def plain_script(session: Session, violation: Violation, target: str) -> tuple[I
             lines = _body(writer, session, violation)
         except InexpressibleError:
             raise
-        except (
-            Exception
-        ) as error:  # the author's code may do anything when its steps are taken again
+        except Exception as error:  # the author's code may do anything the second time
             raise InexpressibleError(
                 f"{type(error).__name__} where its steps are taken again"
             ) from error
@@ -82,23 +85,13 @@ def _writers(session: Session, violation: Violation, target: str) -> Iterator[Ca
 
 def _shows_output_alone(session: Session, violation: Violation) -> bool:
     """Return whether a failure is of one call, whose output, weights or error show it."""
+    if any(isinstance(step, DeriveStep) for step in session.steps):
+        return False
     calls = [step for step in session.steps if isinstance(step, CallStep)]
-    derived = any(isinstance(step, DeriveStep) for step in session.steps)
-    inputs = (
-        "query_",
-        "key_",
-        "value_",
-        "w_q",
-        "w_k",
-        "w_v",
-        "b_q",
-        "b_k",
-        "b_v",
-        "mask_",
-        "upstream_",
-    )
-    used = any(name in line for line in violation.assertion for name in inputs)
-    return len(calls) == 1 and calls[0].upstream is None and not (derived or used)
+    if len(calls) != 1 or calls[0].upstream is not None:
+        return False
+    assertion = "\n".join(violation.assertion)
+    return not any(name in assertion for name in OF_INPUTS)
 
 
 def _body(writer: Writer, session: Session, violation: Violation) -> list[str]:
@@ -107,12 +100,9 @@ def _body(writer: Writer, session: Session, violation: Violation) -> list[str]:
     lines: list[str] = []
     for step in session.steps:
         of_step = writer.lines(step)
-        is_refused = violation.must_raise and step is session.steps[-1]
-        lines += (
-            refused(of_step, step.number, builds=isinstance(step, BuildStep))
-            if is_refused
-            else of_step
-        )
+        if violation.must_raise and step is session.steps[-1]:
+            of_step = refused(of_step, step.number, builds=isinstance(step, BuildStep))
+        lines += of_step
     failing = assertion_lines(violation, writer.assertion_lines())
     return [*drawn, *writer.open_lines(), *lines, *failing]
 
@@ -144,8 +134,10 @@ def _fails_alike(
 
 def _line_of(error: BaseException) -> int:
     """Return the line of a script that an error ended."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return next((frame.lineno or 0 for frame in frames if frame.filename == NAME), 0)
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == NAME:
+            return frame.lineno or 0
+    return 0
 
 
 def _standard() -> dict[str, Any]:

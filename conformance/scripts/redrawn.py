@@ -1,6 +1,4 @@
-"""The numbers of a case in a script, drawn as the case draws them: as bytes, many of them would
-fill pages.
-"""
+"""The numbers of a case in a script, drawn as the case does: as bytes they would fill pages."""
 
 from __future__ import annotations
 
@@ -23,8 +21,9 @@ NONE = torch.empty(0)
 
 
 def redrawn(session: Session, names: dict[int, str]) -> list[str]:
-    """Return the lines that draw the numbers of the first call, and name them; none if they are few
-    or others.
+    """Return the lines that draw the numbers of the first call, and name them.
+
+    There are none if the numbers are few, or are not those that the case draws.
     """
     first = _first_call(session)
     if first is None:
@@ -34,7 +33,10 @@ def redrawn(session: Session, names: dict[int, str]) -> list[str]:
     sizes = problem.query.shape[0], problem.query.shape[1], problem.key.shape[1]
     weights, *inputs = make_inputs("normal", build.config, sizes, case.generator)
     given = dict(build.weights.named())
-    found = [(f"{name}_{build.number}", given.pop(name, NONE), x) for name, x in weights.named()]
+    # Names in the script, with the tensor that was used and the one that is drawn.
+    found: list[tuple[str, Tensor, Tensor]] = []
+    for name, drawn in weights.named():
+        found.append((f"{name}_{build.number}", given.pop(name, NONE), drawn))
     lines = [
         "# The numbers of the case, drawn as it draws them.",
         f"generator = torch.Generator().manual_seed({case.seed})",
@@ -51,14 +53,17 @@ def redrawn(session: Session, names: dict[int, str]) -> list[str]:
         found.append((f"{name}_{call.number}", x, inputs[index]))
         lines.append(f"{name}_{call.number} = inputs[{index}].to({dtype})")
     few = sum(x.numel() for _, x, _ in found) <= FEW
-    if few or given or not all(_is_rounded(x, y) for _, x, y in found):
+    if few or given:
         return []
+    for _, x, drawn in found:
+        if not _is_rounded(x, drawn):
+            return []
     names |= {id(x): name for name, x, _ in found}
     return lines + _upstream(session.case, call, names)
 
 
 def _weights(weights: Weights, build: BuildStep, dtype: str) -> list[str]:
-    """Return the lines that draw the weights: see `Weights.random`, which draws absent biases too."""
+    """Return the lines that draw the weights as `Weights.random` does, absent biases included."""
     matrices = {name: tuple(x.shape) for name, x in weights.named() if x.ndim == 2}
     held = {name: len(x) for name, x in weights.named() if x.ndim == 1}
     biases = {f"b_{name[2:]}": shape[0] for name, shape in matrices.items()}
@@ -85,13 +90,11 @@ def _weights(weights: Weights, build: BuildStep, dtype: str) -> list[str]:
 
 
 def _upstream(case: Case, call: CallStep, names: dict[int, str]) -> list[str]:
-    """Return the line that draws what the output is multiplied by for the gradients, if it was
-    drawn so.
-    """
+    """Return the line that draws the gradient of the output, if it was drawn so."""
     upstream = call.upstream
-    if upstream is None or not _is_rounded(
-        upstream, torch.randn(upstream.shape, generator=case.generator)
-    ):
+    if upstream is None:
+        return []
+    if not _is_rounded(upstream, torch.randn(upstream.shape, generator=case.generator)):
         return []
     name = names[id(upstream)] = f"upstream_{call.number}"
     generator = f"torch.Generator().manual_seed({case.seed})"
@@ -102,16 +105,17 @@ def _upstream(case: Case, call: CallStep, names: dict[int, str]) -> list[str]:
 
 
 def _first_call(session: Session) -> tuple[BuildStep, CallStep] | None:
-    """Return the first call and how its attention was built, if its numbers may be those that the
-    case draws.
-    """
-    case = session.case
-    build = next((step for step in session.steps if isinstance(step, BuildStep)), None)
-    call = next((step for step in session.steps if isinstance(step, CallStep)), None)
-    if case.values != "normal" or case.device != "cpu" or build is None or call is None:
+    """Return the first call and how its attention was built, if the case may draw its numbers."""
+    if session.case.values != "normal" or session.case.device != "cpu":
         return None
-    valid = all(getattr(call.problem, name).dim() == 3 for name in INPUTS)
-    return (build, call) if valid else None
+    builds = [step for step in session.steps if isinstance(step, BuildStep)]
+    calls = [step for step in session.steps if isinstance(step, CallStep)]
+    if not builds or not calls:
+        return None
+    for name in INPUTS:
+        if getattr(calls[0].problem, name).dim() != 3:
+            return None
+    return builds[0], calls[0]
 
 
 def _is_rounded(x: Tensor, drawn: Tensor) -> bool:

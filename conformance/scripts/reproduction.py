@@ -1,6 +1,4 @@
-"""A failure as a stand-alone script: torch and the author's code alone or, where that cannot be,
-this package too.
-"""
+"""A failure as a stand-alone script, of torch and the author's code, or else of this package."""
 
 from __future__ import annotations
 
@@ -17,7 +15,9 @@ from mha.conformance.harness.session import Session
 from mha.conformance.scripts.literals import (
     WIDTH,
     assertion_lines,
+    by_name,
     config_code,
+    in_mode,
     name_tensor,
     refused,
 )
@@ -36,8 +36,7 @@ THREADS = "torch.set_num_threads(1)  # as it was judged"
 
 
 def script(session: Session, clause: str, violation: Violation, *, target: str = "") -> str | None:
-    """Return a script that repeats a session and fails as it did, or None where its steps do not
-    show the failure.
+    """Return a script that fails as a session did, or None where its steps do not show that.
 
     target: how the implementation was named; see `mha.implementations.resolve`.
     """
@@ -55,17 +54,14 @@ def script(session: Session, clause: str, violation: Violation, *, target: str =
 def _with_this_package(
     session: Session, violation: Violation, target: str, reason: str
 ) -> list[str]:
-    """Return the lines of a script that needs this package, up to the assertion, and say why it
-    does.
-    """
+    """Return the lines of a script that needs this package, after those that say what it shows."""
     ranks, names = rank_script(session, violation), dict[int, str]()
     body = redrawn(session, names)
     for step in session.steps:
         lines = _lines(step, session, names, ranks)
-        is_refused = step is session.steps[-1] and violation.must_raise and not ranks
-        body += (
-            refused(lines, step.number, builds=isinstance(step, BuildStep)) if is_refused else lines
-        )
+        if step is session.steps[-1] and violation.must_raise and not ranks:
+            lines = refused(lines, step.number, builds=isinstance(step, BuildStep))
+        body += lines
     body += assertion_lines(violation, violation.assertion, in_try=not ranks)
     return [
         f"# This script needs mha-conformance: {reason}.",
@@ -88,21 +84,27 @@ def _docstring(session: Session, clause: str) -> list[str]:
 def _imports(
     body: Sequence[str], others: Collection[str] = (), ranks: RankScript | None = None
 ) -> list[str]:
-    """Return the lines that import what a script needs besides the implementation; others: more
-    modules.
+    """Return the lines that import what a script needs besides the implementation.
+
+    others: more modules.
     """
-    used = [module for module in MODULES if module in others or _uses(body, rf"\b{module}\.")]
-    standard = [f"import {module}" for module in used]
-    names = [name for name in ("inf", "nan", "tensor") if _uses(body, rf"(?<![\w.']){name}\b")]
-    of_tensors = [f"from torch import {', '.join(names)}"] if names else []
+    lines = []
+    for module in MODULES:
+        if module in others or _uses(body, rf"\b{module}\."):
+            lines.append(f"import {module}")
     if ranks:
-        standard.append("from datetime import timedelta")
-        of_tensors = [
-            "import torch.distributed as dist",
-            *of_tensors,
-            "from torch.distributed.device_mesh import DeviceMesh",
-        ]
-    return [*standard, *[""] * bool(standard), "import torch", *of_tensors]
+        lines.append("from datetime import timedelta")
+    if lines:
+        lines.append("")
+    lines.append("import torch")
+    if ranks:
+        lines.append("import torch.distributed as dist")
+    names = [name for name in ("inf", "nan", "tensor") if _uses(body, rf"(?<![\w.']){name}\b")]
+    if names:
+        lines.append(f"from torch import {', '.join(names)}")
+    if ranks:
+        lines.append("from torch.distributed.device_mesh import DeviceMesh")
+    return lines
 
 
 def _uses(body: Sequence[str], pattern: str) -> bool:
@@ -127,20 +129,15 @@ def _build(
     build: BuildStep, session: Session, names: dict[int, str], ranks: RankScript | None
 ) -> list[str]:
     lines: list[str] = []
-    named = build.weights.named()
-    weights = ", ".join(
-        f"{name}={name_tensor(tensor, f'{name}_{build.number}', names, lines)}"
-        for name, tensor in named
-    )
-    options = (
-        f"{'mesh=mesh, ' if ranks else ''}dtype=torch.{session.case.dtype},"
-        f" device={session.case.device!r}"
-    )
-    method = f"implementation.{'build_rank' if ranks else 'build'}"
-    lines.append(
-        f"attention_{build.number} = {method}({config_code(build.config)}, Weights({weights}),"
-        f" {options})"
-    )
+    weights: dict[str, str] = {}
+    for name, tensor in build.weights.named():
+        weights[name] = name_tensor(tensor, f"{name}_{build.number}", names, lines)
+    arguments = [config_code(build.config), f"Weights({by_name(weights)})"]
+    if ranks:
+        arguments.append("mesh=mesh")
+    arguments += [f"dtype=torch.{session.case.dtype}", f"device={session.case.device!r}"]
+    method = "implementation.build_rank" if ranks else "implementation.build"
+    lines.append(f"attention_{build.number} = {method}({', '.join(arguments)})")
     return lines
 
 
@@ -148,59 +145,54 @@ def _call(
     call: CallStep, session: Session, names: dict[int, str], ranks: RankScript | None
 ) -> list[str]:
     lines: list[str] = []
-    problem, number, training = call.problem, call.number, MODES[call.mode].training
-    tensors = {
-        name: tensor for name in (*INPUTS, "mask") if (tensor := getattr(problem, name)) is not None
-    }
-    given = {
-        name: name_tensor(tensor, f"{name}_{number}", names, lines)
-        for name, tensor in tensors.items()
-    }
-    upstream = (
-        ""
-        if call.upstream is None
-        else name_tensor(call.upstream, f"upstream_{number}", names, lines)
-    )
-    lines += [] if call.seed is None else [f"torch.manual_seed({call.seed})"]
-    lines += (
-        [f"attention_{call.build}.{'train' if training else 'eval'}()"] if call.switches else []
-    )
-    return lines + (
-        ranks.call(call, given, upstream) if ranks else _plain_call(call, given, upstream)
-    )
+    problem, number = call.problem, call.number
+    given: dict[str, str] = {}
+    for name in (*INPUTS, "mask"):
+        tensor = getattr(problem, name)
+        if tensor is not None:
+            given[name] = name_tensor(tensor, f"{name}_{number}", names, lines)
+    upstream = ""
+    if call.upstream is not None:
+        upstream = name_tensor(call.upstream, f"upstream_{number}", names, lines)
+    if call.seed is not None:
+        lines.append(f"torch.manual_seed({call.seed})")
+    if call.switches:
+        mode = "train" if MODES[call.mode].training else "eval"
+        lines.append(f"attention_{call.build}.{mode}()")
+    write = ranks.call if ranks else _plain_call
+    return lines + write(call, given, upstream)
 
 
 def _plain_call(call: CallStep, given: Mapping[str, str], upstream: str) -> list[str]:
     """Return the lines of a call in one process; the arguments are those of `RankScript.call`."""
     number, problem = call.number, call.problem
-    inputs = [f"mask={tensor}" if name == "mask" else tensor for name, tensor in given.items()]
-    inputs += ["is_causal=True"] if problem.is_causal else []
+    inputs = [given[name] for name in INPUTS]
+    if "mask" in given:
+        inputs.append(f"mask={given['mask']}")
+    if problem.is_causal:
+        inputs.append("is_causal=True")
     inputs += [f"{name}={value!r}" for name, value in problem.options.of_scores.items()]
-    inputs += ["need_weights=True"] if call.need_weights else []
-    lines = [
-        f"{name}.requires_grad_()" for name in dict.fromkeys(given[name] for name in call.leaves)
-    ]
+    if call.need_weights:
+        inputs.append("need_weights=True")
+    leaves = dict.fromkeys(given[name] for name in call.leaves)
+    lines = [f"{name}.requires_grad_()" for name in leaves]
     results = f"output_{number}, weights_{number}, lse_{number}"
     called = f"{results} = attention_{call.build}({', '.join(inputs)})"
-    code = MODES[call.mode].code.format(device=problem.query.device.type)
-    lines += [f"with {code}:", f"    {called}"] if code else [called]
-    lines += [f"output_{number}.backward({upstream})"] if upstream else []
+    lines += in_mode(call.mode, problem.query.device.type, [called])
+    if upstream:
+        lines.append(f"output_{number}.backward({upstream})")
     return lines
 
 
 def _import(implementation: Implementation, target: str) -> list[str]:
-    """Return the lines that import the implementation, which is looked for among the modules that
-    are loaded.
-    """
+    """Return the lines that import the implementation, from a loaded module that has it."""
     original = original_of(implementation)
     for name, file, attribute in names_of(original):
         if name not in MAINS:
             return _import_from(name, file or ".", attribute)
     if not target:
-        return [
-            "implementation = ...  # put here the object that was judged as"
-            f" {implementation.name!r}"
-        ]
+        name = implementation.name
+        return [f"implementation = ...  # put here the object that was judged as {name!r}"]
     _, target = split_name(target)
     place, _, name = target.rpartition(":")
     target = f"{Path(place).resolve()}:{name}" if place.endswith(".py") else target
@@ -212,9 +204,7 @@ def _import(implementation: Implementation, target: str) -> list[str]:
 
 
 def _import_from(name: str, file: str, attribute: str) -> list[str]:
-    """Return the lines that import an attribute of a module, whose file may lie in a folder of no
-    package.
-    """
+    """Return the lines that import an attribute of a module, which need not be in a package."""
     path = Path(file).resolve()
     if "." in name or str(path.parent) in sys.path:
         renamed = "" if attribute == "implementation" else " as implementation"

@@ -1,6 +1,4 @@
-"""Objects of the author's own code in a script: where they are imported from, and how they are
-made.
-"""
+"""Objects of the author's own code in a script: where they are imported from, how they are made."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mha.conformance.scripts.literals import literal, literal_of
+from mha.conformance.scripts.literals import by_name, literal, literal_of
 from mha.implementations.discovery.loaded import (
     MAINS,
     attribute,
@@ -39,11 +37,10 @@ class InexpressibleError(Exception):
 
 
 class Imports:
-    """The author's objects that a script uses: how they are imported, and what they are, by their
-    names.
+    """The author's objects that a script uses: how they are imported, and what names stand for.
 
     target: how the implementation was named, which says where an object is that no loaded module
-    has.
+        has.
     """
 
     def __init__(self, target: str = "") -> None:
@@ -54,12 +51,10 @@ class Imports:
         self.values: dict[str, Any] = {}
 
     def name_of(self, value: Any) -> str:
-        """Return the name of a class or a function, writing the lines that import it where it has
-        none yet.
-        """
-        known = next((name for name, each in self.values.items() if each is value), "")
-        if known:
-            return known
+        """Return the name of a class or a function, which is imported from now on."""
+        for known, each in self.values.items():
+            if each is value:
+                return known
         place = self._place(value)
         name = place[1] if place else str(getattr(value, "__name__", "attention"))
         if not name.isidentifier() or name in self.values:
@@ -72,14 +67,15 @@ class Imports:
         return name
 
     def _import(self, module: str, attribute: str, file: str, name: str) -> None:
-        """Note how an attribute of a module gets a name; without a module, it is run from its file."""
+        """Note how an attribute of a module gets a name; without a module, its file is run."""
         path = Path(file)
         if not module:
             self.modules |= {"runpy", "sys"}
             self.folders[str(path.parent)] = None
             self.imported.append(f"{name} = runpy.run_path({file!r})[{attribute!r}]")
             return
-        if root := _root(module, path) if file else None:
+        root = _root(module, path) if file else None
+        if root is not None:
             self.modules.add("sys")
             self.folders[str(root)] = None
         renamed = "" if attribute == name else f" as {name}"
@@ -87,7 +83,8 @@ class Imports:
 
     def lines(self) -> list[str]:
         """Return the lines that import everything, after those of the modules of Python."""
-        return [*(f"sys.path.insert(0, {folder!r})" for folder in self.folders), *self.imported]
+        folders = [f"sys.path.insert(0, {folder!r})" for folder in self.folders]
+        return [*folders, *self.imported]
 
     def _place(self, value: Any) -> tuple[str, str, str] | None:
         """Return the module, the attribute and the file of a value; None if they are not known."""
@@ -96,11 +93,9 @@ class Imports:
             module = module_named(name)
             held_as = _attribute(module, value)
             if held_as and name not in MAINS:
-                file, is_name = (
-                    _without_this_package(module),
-                    all(map(str.isidentifier, name.split("."))),
-                )
-                return name if is_name else "", held_as, file
+                file = _without_this_package(module)
+                can_be_imported = all(map(str.isidentifier, name.split(".")))
+                return name if can_be_imported else "", held_as, file
         file, _, held_as = self.target.rpartition(":")
         if not file.endswith(".py"):
             return None
@@ -111,20 +106,19 @@ class Imports:
 
 
 def _attribute(module: object, value: Any) -> str:
-    """Return the name of a value in a module, its own one first; empty if the module does not have
-    it.
-    """
+    """Return the name of a value in a module, its own one if it has that; empty if it has none."""
     own = str(getattr(value, "__name__", ""))
     held = variables_of(module)
     if own and held.get(own) is value:
         return own
-    return next((name for name, each in held.items() if each is value), "")
+    for name, each in held.items():
+        if each is value:
+            return name
+    return ""
 
 
 def _without_this_package(module: object) -> str:
-    """Return the file of a module, if it has one; raises InexpressibleError where it imports this
-    package.
-    """
+    """Return the file of a module, if any; raises InexpressibleError if it imports this package."""
     file, name = file_of(module), str(attribute(module, "__name__", ""))
     if name.partition(".")[0] == "mha":
         raise InexpressibleError("it is about a class or a function of that package")
@@ -134,25 +128,21 @@ def _without_this_package(module: object) -> str:
 
 
 def _root(module: str, path: Path) -> Path | None:
-    """Return the folder from which a module is imported; None where every Python of the environment
-    finds it.
-    """
+    """Return the folder that a module is imported from; None where it is installed."""
     path = path.resolve()
     parts = module.split(".")
     inside = path.parent if path.name == "__init__.py" else path.with_suffix("")
     if [*inside.parts[-len(parts) :]] != parts:
         return None
     root = inside.parents[len(parts) - 1]
-    everywhere = {
-        Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "purelib", "platlib")
-    }
-    return None if everywhere & {root, *root.parents} else root
+    for key in ("stdlib", "purelib", "platlib"):
+        if Path(sysconfig.get_path(key)).resolve() in (root, *root.parents):
+            return None
+    return root
 
 
 def value_code(value: Any, imports: Imports) -> str:
-    """Return an expression for an argument; raises InexpressibleError for an object of an unknown
-    kind.
-    """
+    """Return an expression for an argument; raises InexpressibleError for an unknown kind."""
     if isinstance(value, Tensor):
         return literal(value)
     if isinstance(value, NUMBERS):
@@ -169,34 +159,39 @@ def value_code(value: Any, imports: Imports) -> str:
 
 def _container_code(value: Any, imports: Imports) -> str:
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key!r}: {value_code(item, imports)}' for key, item in value.items())}}}"
+        return dict_code({key: value_code(item, imports) for key, item in value.items()})
     items = [value_code(item, imports) for item in value]
-    return (
-        f"[{', '.join(items)}]"
-        if isinstance(value, list)
-        else f"({''.join(f'{item}, ' for item in items).rstrip()})"
-    )
+    if isinstance(value, list):
+        return f"[{', '.join(items)}]"
+    # A comma after each item, also after a single one.
+    return f"({', '.join(items)},)" if items else "()"
+
+
+def dict_code(codes: Mapping[Any, str]) -> str:
+    """Return the expression for a dictionary."""
+    items = [f"{key!r}: {code}" for key, code in codes.items()]
+    return f"{{{', '.join(items)}}}"
 
 
 def named_code(given: Mapping[str, Any], imports: Imports) -> str:
     """Return arguments by name."""
-    return ", ".join(f"{name}={value_code(value, imports)}" for name, value in given.items())
+    return by_name({name: value_code(value, imports) for name, value in given.items()})
 
 
 def made_code(constructor: Any, given: Mapping[str, str], imports: Imports) -> str:
-    """Return the call of a class or a function that makes a module; given: the code of each
-    argument.
+    """Return the call of what makes a module; given: the code of each argument.
 
     A `functools.partial` that no module has is written out.
     """
     if isinstance(constructor, partial) and not _is_held(constructor):
         if constructor.args:
             raise InexpressibleError("its functools.partial sets arguments by position")
-        kept = {name: value for name, value in constructor.keywords.items() if name not in given}
-        written = {name: value_code(value, imports) for name, value in kept.items()}
-        return made_code(constructor.func, {**written, **given}, imports)
-    arguments = ", ".join(f"{name}={code}" for name, code in given.items())
-    return f"{imports.name_of(constructor)}({arguments})"
+        kept: dict[str, str] = {}
+        for name, value in constructor.keywords.items():
+            if name not in given:
+                kept[name] = value_code(value, imports)
+        return made_code(constructor.func, {**kept, **given}, imports)
+    return f"{imports.name_of(constructor)}({by_name(given)})"
 
 
 def _is_held(value: Any) -> bool:
@@ -204,28 +199,23 @@ def _is_held(value: Any) -> bool:
 
 
 def config_lines(value: Any, name: str, imports: Imports) -> tuple[str, list[str]]:
-    """Return the expression for an object of the author's own config class, and the lines that must
-    stand before it.
+    """Return the expression for an object of the author's own config class, and lines before it.
 
-    Its attributes that the constructor does not take are set afterwards, under a name.
+    Its attributes that the constructor does not take are set in these lines, under a name.
     """
     cls = type(value)
-    parameters = inspect.signature(cls).parameters
-    given = {
-        key: getattr(value, key)
-        for key, parameter in parameters.items()
-        if hasattr(value, key) and not is_default(getattr(value, key), parameter.default)
-    }
+    given: dict[str, Any] = {}
+    for key, parameter in inspect.signature(cls).parameters.items():
+        if hasattr(value, key) and not is_default(getattr(value, key), parameter.default):
+            given[key] = getattr(value, key)
     held = vars(value) if hasattr(value, "__dict__") else {}
-    before = vars(cls(**given)) if held else {}
-    others = {key: x for key, x in held.items() if not is_default(x, before.get(key, MISSING))}
-    made = f"{imports.name_of(cls)}({named_code(given, imports)})"
+    made = vars(cls(**given)) if held else {}
+    others = {key: x for key, x in held.items() if not is_default(x, made.get(key, MISSING))}
+    code = f"{imports.name_of(cls)}({named_code(given, imports)})"
     if not others:
-        return made, []
-    return name, [
-        f"{name} = {made}",
-        *(f"{name}.{key} = {value_code(x, imports)}" for key, x in others.items()),
-    ]
+        return code, []
+    set_later = [f"{name}.{key} = {value_code(x, imports)}" for key, x in others.items()]
+    return name, [f"{name} = {code}", *set_later]
 
 
 def is_default(value: Any, default: Any) -> bool:

@@ -1,6 +1,4 @@
-"""Where the weights of the contract are in the author's module, as code: to load them, and for
-their gradients.
-"""
+"""Where the weights of the contract are in the author's module, to load them or for gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +20,8 @@ from mha.spec import Weights
 class Stored:
     """Tensors of a module that hold weights: one, or one for each layer of a list.
 
-    kind: "w", "b" or "extra". tensors: by their dotted names.
+    kind: "w", "b" or "extra".
+    tensors: by their dotted names.
     """
 
     entry: Entry
@@ -35,9 +34,7 @@ class Stored:
         return [f"{self.kind}_{role}" for role in self.entry.roles]
 
     def pattern(self) -> tuple[str, str, dict[str, int]] | None:
-        """Return the layout of a weight in the contract and in the module, and the sizes of axes
-        that it knows.
-        """
+        """Return the layouts of a weight in the contract and in the module, and known sizes."""
         if not self.entry.pattern:
             return None
         left, right = self.entry.sides(self.kind)
@@ -46,32 +43,31 @@ class Stored:
     def values(
         self, weights: Mapping[str, str], shapes: Mapping[str, Sequence[int]]
     ) -> dict[str, str]:
-        """Return the code of each tensor; weights: the names of the contract's, shapes: theirs, by
-        their names.
+        """Return the code of each tensor.
+
+        weights: names in the script, by those of the contract.
+        shapes: of the weights.
         """
-        codes = [weights[name] for name in self.names]
-        whole = codes[0] if len(codes) == 1 else f"torch.cat(({', '.join(codes)}))"
+        whole = _stacked([weights[name] for name in self.names])
         rows, count = sum(shapes[name][0] for name in self.names), len(self.tensors)
         share = -(-rows // count)
-        parts = {
-            name: whole if count == 1 else f"{whole}[{number * share}:{(number + 1) * share}]"
-            for number, name in enumerate(self.tensors)
-        }
-        if pattern := self.pattern():
-            left, right, sizes = pattern
-            parts = {name: rearranged(part, left, right, sizes) for name, part in parts.items()}
-            return parts
-        columns = shapes[self.names[0]][1:]
-        own = dict.fromkeys(parts, (rows // count, *columns))
-        return {
-            name: shape_as(part, own[name], self.tensors[name].shape)
-            for name, part in parts.items()
-        }
+        found: dict[str, str] = {}
+        for number, (name, tensor) in enumerate(self.tensors.items()):
+            part = whole if count == 1 else f"{whole}[{number * share}:{(number + 1) * share}]"
+            if pattern := self.pattern():
+                found[name] = rearranged(part, *pattern)
+            else:
+                shape = rows // count, *shapes[self.names[0]][1:]
+                found[name] = shape_as(part, shape, tensor.shape)
+        return found
 
     def gradient(self, name: str, code: str, rows: Mapping[str, int]) -> str:
-        """Return the code of the gradient of a weight; code: of the module. rows: of each weight."""
-        parts = [self._in_the_contract(own, tensor, code) for own, tensor in self.tensors.items()]
-        whole = parts[0] if len(parts) == 1 else f"torch.cat(({', '.join(parts)}))"
+        """Return the code of the gradient of a weight.
+
+        code: of the module.
+        rows: of each weight.
+        """
+        whole = _stacked([self._in_the_contract(own, x, code) for own, x in self.tensors.items()])
         counts = {each: rows.get(each, rows[f"w{each[1:]}"]) for each in self.names}
         if len(counts) == 1:
             return whole
@@ -91,6 +87,11 @@ class Stored:
         return gradient
 
 
+def _stacked(codes: Sequence[str]) -> str:
+    """Return the code of weights below each other."""
+    return codes[0] if len(codes) == 1 else f"torch.cat(({', '.join(codes)}))"
+
+
 def stored(
     module: nn.Module, paths: Mapping[str, ParameterPath], head_dim: int
 ) -> Iterator[Stored]:
@@ -103,17 +104,17 @@ def stored(
         tensors = {name: each for name, each in members.items() if isinstance(each, Tensor)}
         if tensors:
             yield Stored(entry, entry.kind, tensors)
-        for kind, attribute in (("w", "weight"), ("b", "bias")) if not tensors else ():
-            held: dict[str, Any] = {
-                f"{name}.{attribute}": getattr(layer, attribute, None)
-                for name, layer in members.items()
-            }
+            continue
+        for kind, attribute in (("w", "weight"), ("b", "bias")):
+            held: dict[str, Any] = {}
+            for name, layer in members.items():
+                held[f"{name}.{attribute}"] = getattr(layer, attribute, None)
             if held and all(isinstance(each, Tensor) for each in held.values()):
                 yield Stored(entry, kind, held)
 
 
 def _members(module: nn.Module, path: str) -> dict[str, Any]:
-    """Return what is at a path by its dotted name; a `*`, or a list of layers, stands for several."""
+    """Return what is at a path by its dotted name; a `*`, or a list of layers, means several."""
     before, starred, after = path.partition(".*.")
     if starred:
         members: Any = attrgetter(before)(module)
@@ -141,8 +142,7 @@ def path_code(code: str, name: str) -> str:
 def weight_codes(
     places: Sequence[Stored], weights: Weights, names: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the code of the tensors of a module that weights are loaded into, by their dotted
-    names.
+    """Return the code of the tensors that weights are loaded into, by their dotted names.
 
     names: of the weights in the script. Tensors that these do not give to the bit are left out.
     """
@@ -170,9 +170,10 @@ def gradient_code(places: Sequence[Stored], name: str, code: str, weights: Weigh
     """
     given = dict(weights.named())
     rows = {each: len(x) for each, x in given.items()}
-    place = next((each for each in places if name in each.names), None)
-    if place is None:
+    having = [place for place in places if name in place.names]
+    if not having:
         raise InexpressibleError(f"the module has no {name}")
+    place = having[0]
     found = place.gradient(name, code, rows)
     values = place.gradient(name, "module", rows).replace(".grad", "")
     module = _Named(place.tensors)
