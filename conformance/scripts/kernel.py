@@ -222,7 +222,7 @@ class KernelWriter(Writer):
         joined = rearranged(context, adapted.axes.context, "b l (h d)", known)
         declared = self.adapter.claims.lse
         if declared and lse in wanted:
-            lines.append(f"{lse} = {rearranged(lse, declared.layout, 'b h l', known)}")
+            lines.append(f"{lse} = {rearranged(lse, declared.axes, 'b h l', known)}")
         if self.heads_alone and adapted.config.projected:
             self._name_output_weights(step, lines)
         return [*lines, f"output_{step.number} = {self._project(step, joined, 'o')}"]
