@@ -21,7 +21,7 @@ from mha.conformance.benchmarks.plot import to_svg
 from mha.conformance.benchmarks.runner import memory_shortage
 from mha.conformance.benchmarks.workloads import SHAPES, Workload, workloads_of
 from mha.conformance.cases.case import Case
-from mha.conformance.cli.check import advance, progress_bar
+from mha.conformance.cli.console import advance, progress_bar
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.engine.report import report_of_run
 from mha.conformance.harness.errors import GpuLost

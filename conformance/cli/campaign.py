@@ -24,8 +24,9 @@ from mha.conformance.cli.printing import print_folded
 from mha.conformance.cli.report import show_report
 from mha.conformance.reports.compare import Comparison, describe_changes
 from mha.conformance.reports.files import validate_file
+from mha.conformance.reports.layout import INDENT
 from mha.conformance.reports.summary import is_failure
-from mha.conformance.reports.text import brief, subject, visible_line, visible_name
+from mha.conformance.reports.text import brief, in_columns, subject, visible_line, visible_name
 from mha.conformance.results import Report, Verdict, status_of
 
 
@@ -101,10 +102,8 @@ def _described(campaign: Campaign) -> str:
 
 
 def _line(verdict: Verdict, seed: int) -> str:
-    return (
-        f"{status_of(verdict):15} {verdict.clause:7} {subject(verdict)}, seed {seed}:"
-        f" {brief(verdict)}"
-    )
+    text = f"{subject(verdict)}, seed {seed}: {brief(verdict)}"
+    return in_columns(status_of(verdict), verdict.clause, text)
 
 
 def _outcome(state: RunState, seconds: float, options: RunOptions) -> str:
@@ -143,8 +142,8 @@ def _shown(report: Report, jobs: Jobs) -> list[str]:
     for clause, status, cause, names, dtypes, seeds, case in rows(report):
         lines += [
             "",
-            f"{status:15} {clause:7} {cause}",
-            f"    {names}; {dtypes}; seeds: {seeds}",
-            f"    {case}",
+            in_columns(status, clause, cause),
+            f"{INDENT}{names}; {dtypes}; seeds: {seeds}",
+            f"{INDENT}{case}",
         ]
     return lines

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mha.conformance.cli.check import QUIET, Printer, print_verdict
+from mha.conformance.cli.console import COUNTED, Printer, print_verdict
 from mha.conformance.reports.entries import entries
 from mha.conformance.reports.files import LAST, read
-from mha.conformance.reports.summary import severity
+from mha.conformance.reports.summary import QUIET, severity
 from mha.conformance.reports.text import listing, place, visible_name
 from mha.conformance.reports.writing import write_text
 from mha.conformance.results import Verdict, by_implementation
@@ -53,7 +53,7 @@ def list_failures(printer: Printer, verdicts: Sequence[Verdict], file: Path) -> 
     """Print what does not pass in a run, by implementation and cause, and how to see one of them in
     full.
     """
-    if all(verdict.status in QUIET for verdict in verdicts):
+    if all(verdict.status in COUNTED for verdict in verdicts):
         printer.folded(f"Nothing failed in the run of {str(file)!r} ({len(verdicts)} verdicts).")
         return
     grouped = by_implementation(verdicts)
@@ -89,7 +89,7 @@ def save_script(verdicts: Sequence[Verdict], file: Path) -> str:
 def _no_script(verdict: Verdict) -> str:
     """Return why there is no script, and what to do instead."""
     clause = verdict.clause
-    if verdict.status in QUIET[:2]:
+    if verdict.status in QUIET:
         return f"{clause} has no script, since it did not fail"
     return (
         f"{clause} has no script, since its calls alone do not show the failure; see mha show"

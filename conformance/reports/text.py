@@ -37,8 +37,9 @@ QUICK = "profile quick: neither long rows nor rare sizes were tried; --profile d
 MOST_CLAUSES = 8
 # In characters, of the message of advice, in a terminal however narrow.
 SHORTEST_ADVICE = 8
-# Below the text of an entry.
-HANGING = " " * 24
+# In columns, of a status and of clauses at the start of a line; and what its rest is indented by.
+STATUS_WIDTH, CLAUSE_WIDTH = 15, 7
+HANGING = " " * (STATUS_WIDTH + 1 + CLAUSE_WIDTH + 1)
 # How the message on invalid input that is accepted begins; the section says so.
 NOT_RAISED = "no exception was raised, though "
 # Above a script.
@@ -234,6 +235,11 @@ def summarise_report(report: Report, width: int = WIDTH) -> list[str]:
     )
 
 
+def in_columns(status: str, clauses: str, text: str) -> str:
+    """Return a line with a status, clauses and a text, aligned with other such lines."""
+    return f"{status:{STATUS_WIDTH}} {clauses:{CLAUSE_WIDTH}} {text}"
+
+
 def listing(verdicts: Sequence[Verdict], width: int = WIDTH) -> list[str]:
     """Return what does not pass: a title for each section, and an entry for each cause."""
     lines: list[str] = []
@@ -250,7 +256,7 @@ def entry_lines(entry: Entry, width: int = WIDTH) -> list[str]:
     first = entry.first
     places = ", ".join(dict.fromkeys(map(place, entry.verdicts)))
     clauses = first_few(entry.clauses, MOST_CLAUSES)
-    head = f"{status_of(first):15} {clauses:7} {places}: "
+    head = in_columns(status_of(first), clauses, f"{places}: ")
     message = brief_message(first)
     if status_of(first) == "unmet SHOULD":
         shown = max(width - len(head), SHORTEST_ADVICE)

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from mha.conformance import settings
 from mha.conformance.cli.app import app
-from mha.conformance.cli.check import Printer, advance, line, progress_bar
 from mha.conformance.cli.completion import complete_clause, complete_target
+from mha.conformance.cli.console import Printer, advance, line, progress_bar
 from mha.conformance.reports.files import LAST, read
 from mha.conformance.results import Report
 from support.command import run_check as run
