@@ -1,1 +1,1 @@
-"""Benchmarks: time and peak memory of conforming implementations, compared in interleaved rounds."""
+"""Benchmarks: time and peak memory of conforming implementations, in interleaved rounds."""

@@ -1,6 +1,4 @@
-"""Implementations timed side by side in interleaved rounds, with confidence intervals and the
-machine's limit.
-"""
+"""Implementations timed in interleaved rounds, with intervals and the machine's limit."""
 
 from __future__ import annotations
 
@@ -35,11 +33,12 @@ HEADINGS = ("ms", "ratio", "95% interval", "share", "GB/s", "MiB")
 class Timing:
     """What one implementation took for one workload.
 
-    seconds: of each round. ratios: to the first implementation that was timed, in the same round.
-        memory: the peak in bytes. rate: of the machine's matrix products in the same rounds, in
-        operations per second.
-    skip_reason: why it was not timed, empty if it was. incorrect: whether that is because its
-        results are incorrect.
+    seconds: of each round.
+    ratios: to the first implementation that was timed, in the same round.
+    memory: the peak in bytes.
+    rate: of the machine's matrix products in the same rounds, in operations per second.
+    skip_reason: why it was not timed, empty if it was.
+    incorrect: whether that is because its results are incorrect.
     """
 
     implementation: str
@@ -59,13 +58,18 @@ class Timing:
 
     @property
     def share(self) -> float:
-        """The share of the machine's rate of matrix products that the necessary operations reach."""
+        """The rate of the necessary operations, as a share of the machine's for matrix products."""
         return self.workload.operations / median(self.seconds) / self.rate
 
     @property
     def is_impossible(self) -> bool:
-        """Whether it is faster than the machine can be, so that the measurement must be in error."""
+        """Whether it is faster than the machine can be, so that the measurement is in error."""
         return not self.skip_reason and self.share > TOLERANCE
+
+    @property
+    def is_in_error(self) -> bool:
+        """Whether its results are incorrect, or the measurement is."""
+        return self.incorrect or self.is_impossible
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -77,9 +81,7 @@ class Timing:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a 95% confidence interval of the median: two order statistics, valid for every
-    distribution.
-    """
+    """Return a 95% confidence interval of the median: order statistics, for any distribution."""
     ordered, number = sorted(values), len(values)
     below, outside = 0, 0.0
     while below < number // 2:
@@ -94,8 +96,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def compare(
     implementations: Sequence[Implementation], workload: Workload, rounds: int
 ) -> Iterator[Timing]:
-    """Time implementations in interleaved rounds, and yield a timing for each; results are checked
-    outside the time.
+    """Yield a timing for each implementation; results are checked outside the time.
 
     rounds: fewer are made, at least `FEWEST`, where they take longer than `LONGEST`.
     """
@@ -103,7 +104,6 @@ def compare(
         return
     race = _Race(implementations, workload)
     rate = race.run(rounds)
-    first = next(iter(race.seconds), "")
     for name in (implementation.name for implementation in implementations):
         if name in race.incorrect:
             yield Timing(
@@ -112,25 +112,22 @@ def compare(
                 skip_reason=race.incorrect[name],
                 incorrect=True,
             )
-            continue
-        seconds = tuple(race.seconds[name])
-        yield Timing(
-            implementation=name,
-            workload=workload,
-            seconds=seconds,
-            ratios=tuple(
-                own / base for own, base in zip(seconds, race.seconds[first], strict=True)
-            ),
-            memory=race.memory[name],
-            rate=rate,
-        )
+        else:
+            yield Timing(
+                implementation=name,
+                workload=workload,
+                seconds=tuple(race.seconds[name]),
+                ratios=race.ratios(name),
+                memory=race.memory[name],
+                rate=rate,
+            )
 
 
 class _Race:
     """The rounds of several implementations on one workload.
 
-    seconds, memory: of those whose results are correct so far, by name. incorrect: the message of
-    the others.
+    seconds, memory: by name, of implementations whose results are correct so far.
+    incorrect: the message on each of the others.
     """
 
     def __init__(self, implementations: Sequence[Implementation], workload: Workload) -> None:
@@ -147,9 +144,10 @@ class _Race:
                 self.incorrect[implementation.name] = violation.message
 
     def run(self, rounds: int) -> float:
-        """Make the rounds; return the machine's rate of matrix products, in operations per second."""
-        size, dtype = PRODUCT[self.workload.case.device], getattr(torch, self.workload.case.dtype)
-        factors = torch.randn(2, size, size).to(self.workload.case.device, dtype)
+        """Make the rounds; return the machine's rate of matrix products, in operations a second."""
+        case = self.workload.case
+        size = PRODUCT[case.device]
+        factors = torch.randn(2, size, size).to(case.device, getattr(torch, case.dtype))
         product_seconds(factors)
         products, start = [], perf_counter()
         for number in range(rounds):
@@ -157,7 +155,15 @@ class _Race:
                 break
             products.append(product_seconds(factors))
             self._round(number)
-        return 2.0 * size**3 / median(products) if products else 0.0
+        if not products:
+            return 0.0
+        return 2.0 * size**3 / median(products)  # a multiplication and an addition for each
+
+    def ratios(self, name: str) -> tuple[float, ...]:
+        """Return the ratio of each round to the first implementation that was timed."""
+        first = next(iter(self.seconds.values()))
+        rounds = zip(self.seconds[name], first, strict=True)
+        return tuple(own / base for own, base in rounds)
 
     def _prepare(self, implementation: Implementation) -> None:
         """Build an implementation, check its results and measure its memory; raises Violation."""
@@ -170,9 +176,7 @@ class _Race:
         self.seconds[implementation.name] = []
 
     def _round(self, number: int) -> None:
-        """Time every implementation once, each round beginning with another one; drop those with
-        incorrect results.
-        """
+        """Time each once, first another one in each round; drop those with incorrect results."""
         names = list(self.runners)
         turn = number % max(1, len(names))
         for name in (*names[turn:], *names[:turn]):
@@ -192,9 +196,7 @@ class _Race:
 
 
 def product_seconds(factors: Tensor) -> float:
-    """Return how many seconds the product of two square matrices takes; factors: of shape (2, n,
-    n).
-    """
+    """Return the seconds of the product of two square matrices; factors: of shape (2, n, n)."""
     if factors.is_cuda:
         torch.cuda.synchronize()
     start = perf_counter()

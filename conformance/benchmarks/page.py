@@ -11,9 +11,12 @@ from mha.conformance.reports.html import Section
 from mha.conformance.reports.text import visible, visible_name
 
 TEMPLATE = """\
-<p>All implementations were timed in interleaved rounds. Ratio: to the first one that was timed, in the same round; the
-median and its 95% interval. Share: of the rate at which the machine multiplies matrices, measured in the same rounds;
-more than 100% is an error of measurement, marked with !. GB/s: the least memory traffic of the workload, divided by the
+<p>All implementations were timed in interleaved rounds. Ratio: to the first one that was timed, \
+in the same round; the
+median and its 95% interval. Share: of the rate at which the machine multiplies matrices, \
+measured in the same rounds;
+more than 100% is an error of measurement, marked with !. GB/s: the least memory traffic \
+of the workload, divided by the
 time. MiB: the peak of what torch allocated.</p>
 {% for title, rows in tables.items() %}<table class="plain timings">
 <caption>{{ title }}</caption>
@@ -22,7 +25,8 @@ time. MiB: the peak of what torch allocated.</p>
 <tbody>
 {% for timing in rows %}<tr><th scope="row">{{ timing.implementation | visible_name }}
 {%- if timing.is_impossible %} !{% endif %}</th>
-{%- if timing.skip_reason %}<td colspan="{{ headings | length }}">not timed: {{ timing.skip_reason | visible }}</td>
+{%- if timing.skip_reason %}<td colspan="{{ headings | length }}">not timed: \
+{{ timing.skip_reason | visible }}</td>
 {%- else %}{% for cell in timing.cells %}<td>{{ cell }}</td>{% endfor %}{% endif %}</tr>
 {% endfor %}</tbody>
 </table>

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
+from itertools import chain
 from math import ceil, floor, log10
 from statistics import median
 
@@ -26,22 +27,22 @@ PANELS: dict[str, Callable[[Timing], float]] = {
 
 
 def to_svg(timings: Sequence[Timing]) -> str:
-    """Return a picture with each of `PANELS` side by side; each implementation has its own colour
-    and mark.
-    """
-    timed = [timing for timing in timings if not timing.skip_reason]
-    names = list(dict.fromkeys(timing.implementation for timing in timed))
+    """Return a picture with `PANELS` side by side; implementations differ in colour and mark."""
+    timed: dict[str, list[Timing]] = {}
+    for timing in timings:
+        if not timing.skip_reason:
+            timed.setdefault(timing.implementation, []).append(timing)
     width, bottom = LEFT + len(PANELS) * (WIDTH + GAP), TOP + HEIGHT + 60
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 20 * len(names)}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 20 * len(timed)}"'
         f' role="img" aria-label="{escape(TITLE)}" font-family="sans-serif" font-size="12"><rect'
         ' width="100%" height="100%" fill="#fff"/>'
     ]
     if not timed:
         return f'{parts[0]}<text x="{LEFT}" y="{TOP}">Nothing was timed.</text></svg>\n'
     for number, title in enumerate(PANELS):
-        parts += _panel(timed, names, title, LEFT + number * (WIDTH + GAP))
-    for number, name in enumerate(names):
+        parts += _panel(list(timed.values()), title, LEFT + number * (WIDTH + GAP))
+    for number, name in enumerate(timed):
         y = bottom + 20 * number
         label = escape(visible_name(name))
         parts.append(f'<path d="M{LEFT} {y}h30" stroke="{_color(number)}" stroke-width="2"/>')
@@ -51,10 +52,15 @@ def to_svg(timings: Sequence[Timing]) -> str:
     return "".join(parts) + "</svg>\n"
 
 
-def _panel(timed: Sequence[Timing], names: Sequence[str], title: str, left: int) -> list[str]:
-    """Return the elements of a panel whose left edge is at `left`."""
-    value, lengths = PANELS[title], sorted({timing.workload.case.S for timing in timed})
-    ticks, height = _scale(title, [value(timing) for timing in timed])
+def _length(timing: Timing) -> int:
+    return timing.workload.case.S
+
+
+def _panel(timed: Sequence[Sequence[Timing]], title: str, left: int) -> list[str]:
+    """Return the elements of a panel; timed: by implementation. left: its edge, in pixels."""
+    value, timings = PANELS[title], list(chain.from_iterable(timed))
+    lengths = sorted(set(map(_length, timings)))
+    ticks, height = _scale(title, list(map(value, timings)))
     decades = max(log10(lengths[-1] / lengths[0]), 1e-9)
 
     def across(length: int) -> float:
@@ -74,12 +80,8 @@ def _panel(timed: Sequence[Timing], names: Sequence[str], title: str, left: int)
             f'<text x="{across(length):.0f}" y="{TOP + HEIGHT + 18}"'
             f' text-anchor="middle">{length}</text>'
         )
-    for place, name in enumerate(names):
-        own = sorted(
-            (t for t in timed if t.implementation == name),
-            key=lambda timing: timing.workload.case.S,
-        )
-        points = [(across(timing.workload.case.S), up(value(timing))) for timing in own]
+    for place, own in enumerate(timed):
+        points = [(across(_length(each)), up(value(each))) for each in sorted(own, key=_length)]
         line = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         parts.append(f'<path d="M{line}" stroke="{_color(place)}" stroke-width="2" fill="none"/>')
         parts += [_mark(place, x, y) for x, y in points]
@@ -89,14 +91,11 @@ def _panel(timed: Sequence[Timing], names: Sequence[str], title: str, left: int)
 def _scale(
     title: str, values: Sequence[float]
 ) -> tuple[list[tuple[float, str]], Callable[[float], float]]:
-    """Return the ticks of an axis with their labels, and a function from a value to its height,
-    from 0 to 1.
-    """
+    """Return the ticks of an axis with their labels, and a function from a value to its height."""
     if title == SHARE:
         high = max(1.0, *values)
-        return [
-            (quarter / 4, f"{quarter / 4:.0%}") for quarter in range(5)
-        ], lambda value: value / high
+        quarters = [(quarter / 4, f"{quarter / 4:.0%}") for quarter in range(5)]
+        return quarters, lambda value: value / high
     logs = [log10(max(value, 1e-6)) for value in values]
     low, top = floor(min(logs)), max(ceil(max(logs)), floor(min(logs)) + 1)
     ticks = [(10.0**power, f"{10.0**power:,.10g}") for power in range(low, top + 1)]

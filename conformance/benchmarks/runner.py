@@ -1,6 +1,4 @@
-"""A workload run by an implementation, on inputs that change at the same addresses, and by the
-plain formula.
-"""
+"""A workload run by an implementation, and by the plain formula."""
 
 from __future__ import annotations
 
@@ -35,8 +33,9 @@ LARGE, SHARE = 1 << 24, 0.8
 
 
 class Runner:
-    """One implementation on one workload: `load` copies in the inputs of a seed, `run` is what is
-    timed.
+    """One implementation on one workload: `load` copies in the inputs of a seed, `run` is timed.
+
+    The inputs change, but their addresses stay the same.
 
     problems: one for each seed. seed: the place of the one that is loaded.
     """
@@ -48,7 +47,10 @@ class Runner:
         self.attention: Any = implementation.build(
             first.config, first.weights, dtype=first.query.dtype, device=workload.case.device
         )
-        _ = self.attention.train() if workload.training else self.attention.eval()
+        if workload.training:
+            self.attention.train()
+        else:
+            self.attention.eval()
         self.workload, self.problems, self.seed = workload, problems, 0
         self.has_weight_gradients = workload.training and implementation.claims.weight_gradients
         self.inputs = first.map_inputs(
@@ -71,15 +73,12 @@ class Runner:
         _synchronize(self.workload)
 
     def with_weight_gradients(self, results: Results) -> Results:
-        """Return results of `run`, with the gradients of the weights if the implementation claims
-        them.
-        """
+        """Return results of `run`, with the gradients of the weights if they are claimed."""
         if not self.has_weight_gradients:
             return results
         with guarded("weight_gradients()"):
-            return results | {
-                f"{name}.grad": grad for name, grad in self.attention.weight_gradients().items()
-            }
+            gradients = self.attention.weight_gradients().items()
+            return results | {f"{name}.grad": gradient for name, gradient in gradients}
 
     def _call(self) -> Results:
         inputs, leaves = self.inputs, self.inputs.distinct()
@@ -92,10 +91,11 @@ class Runner:
             if self.workload.training:
                 output.backward(self.upstream)
         _synchronize(self.workload)
-        gradients = {
-            f"{name}.grad": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None
-        }
-        return {"output": output.detach(), **gradients}
+        results = {"output": output.detach()}
+        for name, leaf in leaves.items():
+            if leaf.grad is not None:
+                results[f"{name}.grad"] = leaf.grad
+        return results
 
     def _decode(self) -> Results:
         last = self.inputs.key.shape[1] - 1
@@ -116,14 +116,13 @@ class Runner:
 
 
 class Reference:
-    """The results of the plain formula for each seed, in float64 and in the dtype of the workload."""
+    """The results of the plain formula for each seed, in float64 and in the workload's dtype."""
 
     def __init__(self, workload: Workload, problems: list[Problem]) -> None:
         self.expected: list[dict[str, tuple[Tensor, Tensor]]] = []
         with pristine(), warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # on a GPU, the first backward pass warns that it creates a context
+            # On a GPU, the first backward pass warns that it creates a context.
+            warnings.simplefilter("ignore")
             self._add(workload, problems)
 
     def _add(self, workload: Workload, problems: list[Problem]) -> None:
@@ -135,41 +134,42 @@ class Reference:
             self.expected.append({name: (value, plain[name]) for name, value in exact.items()})
 
     def expect(self, results: Results, seed: int) -> None:
-        """Raise a Violation unless the root mean square error is at most twice that of the plain
-        formula (NUM-3).
+        """Raise a Violation unless the error is at most twice that of the plain formula (NUM-3).
 
-        On a GPU it may be `GPU_TIMES` as much in float32, and in gradients of weights, in which
-        errors that all queries share add up. Those are compared only if the results have them.
+        Errors are root mean squares. On a GPU it may be `GPU_TIMES` as much in float32, and in
+        gradients of weights, in which errors that all queries share add up. Those are compared only
+        if the results have them.
         """
         output = self.expected[seed]["output"][1]
         require_plain("output", results["output"], [output.dtype], output.device, output.shape)
         for name, (exact, plain) in self.expected[seed].items():
-            if name in results or not name.startswith("w_"):
+            is_weight = name.startswith("w_")
+            if name in results or not is_weight:
+                coarse = plain.is_cuda and (plain.dtype == torch.float32 or is_weight)
+                times = GPU_TIMES if coarse else 2
                 try:
                     with pristine():
                         result = results.get(name, torch.full_like(plain, torch.nan))
-                        coarse = plain.is_cuda and (
-                            plain.dtype == torch.float32 or name.startswith("w_")
-                        )
-                        times = GPU_TIMES if coarse else 2
                         expect_no_worse(name, result, plain, exact, times)
                 except Violation as violation:
                     raise Violation(f"its result is incorrect: {violation.message}") from None
 
 
 def plain_results(problem: Problem, training: bool) -> Results:
-    """Return the output of the plain formula and, in training, the gradients of its sum, some
-    queries at a time.
+    """Return the output of the plain formula and, in training, the gradients of its sum.
 
-    Gradients are of the inputs and the weight matrices: a bias has too few numbers for a stable
-    root mean square.
+    Some queries are computed at a time. Gradients are of the inputs and the weight matrices: a bias
+    has too few numbers for a stable root mean square.
     """
-    leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_(training))
-    matrices = {
-        n: x.detach().clone().requires_grad_(training)
-        for n, x in problem.weights.named()
-        if x.ndim > 1
-    }
+
+    def as_leaf(tensor: Tensor) -> Tensor:
+        return tensor.detach().clone().requires_grad_(training)
+
+    leaves = problem.map_inputs(as_leaf)
+    matrices = {}
+    for name, weight in problem.weights.named():
+        if weight.ndim > 1:
+            matrices[name] = as_leaf(weight)
     leaves, named = leaves.change(**matrices), leaves.distinct() | matrices
     sums = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in named.items()}
     batch, heads, queries, keys = problem.shape
@@ -183,12 +183,11 @@ def plain_results(problem: Problem, training: bool) -> Results:
             gradients = torch.autograd.grad(output, list(named.values()), torch.ones_like(output))
             for name, gradient in zip(named, gradients, strict=True):
                 sums[name] += gradient
-    totals = (
-        {f"{name}.grad": total.to(problem.query.dtype) for name, total in sums.items()}
-        if training
-        else {}
-    )
-    return {"output": torch.cat(outputs, 1), **totals}
+    results = {"output": torch.cat(outputs, 1)}
+    if training:
+        for name, total in sums.items():
+            results[f"{name}.grad"] = total.to(problem.query.dtype)
+    return results
 
 
 def memory_shortage(implementation: Implementation, workload: Workload) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from mha.conformance.cases.case import Case
+from mha.conformance.reports.layout import counted
 from mha.conformance.sharding.gathered import runs_on_ranks_only
 from mha.spec import Implementation, Problem
 
@@ -52,10 +53,9 @@ SEEDS = (0, 1)
 
 @dataclass(frozen=True)
 class Workload:
-    """A case to be timed: the forward pass (inference), or the forward and the backward pass
-    (training).
+    """A case to be timed.
 
-    threads: of torch on a CPU.
+    training: whether the backward pass is timed too. threads: of torch on a CPU.
     """
 
     name: str
@@ -68,16 +68,12 @@ class Workload:
         """What is timed, in words."""
         mode = "training" if self.training else "inference"
         title = f"{self.name}, {mode}, {self.case.dtype} on {self.case.device}"
-        return (
-            title
-            if self.case.device == "cuda"
-            else f"{title}, {self.threads} thread{'s' * (self.threads > 1)}"
-        )
+        if self.case.device == "cuda":
+            return title
+        return f"{title}, {counted(self.threads, 'thread')}"
 
     def unclaimed(self, implementation: Implementation) -> str:
-        """Return what the workload needs and an implementation does not claim, as a phrase; empty
-        if it is claimed.
-        """
+        """Return what it needs and an implementation does not claim, as a phrase; or ""."""
         case, claims = self.case, implementation.claims
         if runs_on_ranks_only(implementation):
             return "it runs on ranks only"
@@ -94,33 +90,31 @@ class Workload:
             "causal": case.causal and claims.causal is None,
             "gradients": self.training and not claims.gradients,
         }
-        return next(
-            (f"it does not claim {claim}" for claim, is_missing in missing.items() if is_missing),
-            "",
-        )
+        for claim, is_missing in missing.items():
+            if is_missing:
+                return f"it does not claim {claim}"
+        return ""
 
     @property
     def decodes(self) -> bool:
-        """Whether one token attends to a cache of the tokens before it, if the implementation has
-        one.
-        """
+        """Whether one token attends to the tokens before it: in a cache, where there is one."""
         return self.case.L == 1
 
     @property
     def operations(self) -> float:
-        """The floating-point operations of its matrix products, without masked pairs and what a
-        cache holds.
-        """
+        """The operations of its matrix products, without masked pairs and what a cache holds."""
         case, width = self.case, self.case.n_heads * self.case.head_dim
-        rows = case.B * (2 * case.L + 2 * (1 if self.decodes else case.S))
-        pairs = case.B * case.n_heads * case.L * case.S * (0.5 if case.causal else 1.0)
-        return (2.0 * rows * width**2 + 4.0 * pairs * case.head_dim) * (3 if self.training else 1)
+        projected_keys = 1 if self.decodes else case.S
+        rows = 2 * case.B * (case.L + projected_keys)
+        pairs = float(case.B * case.n_heads * case.L * case.S)
+        if case.causal:
+            pairs /= 2
+        forward = 2.0 * rows * width**2 + 4.0 * pairs * case.head_dim
+        return 3 * forward if self.training else forward
 
     @property
     def bytes_moved(self) -> int:
-        """The bytes of inputs, weights and output, each once: the least memory traffic of a forward
-        pass.
-        """
+        """The bytes of inputs, weights and output: the least memory traffic of a forward pass."""
         case, width = self.case, self.case.n_heads * self.case.head_dim
         tensors = {"self": 1, "memory": 2}.get(case.inputs, 3)
         numbers = case.B * width * (case.L * 2 + (tensors - 1) * case.S) + 4 * width**2
@@ -136,17 +130,20 @@ def workload_of(
     shape: str, dtype: str, device: str, *, training: bool, threads: int = 1
 ) -> Workload:
     """Return the workload of one of `SHAPES`, with its larger sizes on CUDA if it has them."""
-    sizes = SHAPES[shape] | (CUDA_SIZES.get(shape, {}) if device == "cuda" else {})
+    sizes = dict(SHAPES[shape])
+    if device == "cuda":
+        sizes |= CUDA_SIZES.get(shape, {})
     return Workload(shape, Case(**sizes, dtype=dtype, device=device), training, threads)
 
 
 def workloads_of(
     shapes: Sequence[str], dtype: str, device: str, *, threads: int = 1
 ) -> list[Workload]:
-    """Return the workloads of some shapes, each in inference and, unless it decodes, in training."""
-    both = [
-        workload_of(shape, dtype, device, training=training, threads=threads)
-        for shape in shapes
-        for training in (False, True)
-    ]
-    return [workload for workload in both if not (workload.training and workload.decodes)]
+    """Return the workloads of some shapes: in inference and, unless they decode, in training."""
+    workloads = []
+    for shape in shapes:
+        inference = workload_of(shape, dtype, device, training=False, threads=threads)
+        workloads.append(inference)
+        if not inference.decodes:
+            workloads.append(replace(inference, training=True))
+    return workloads

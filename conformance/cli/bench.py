@@ -50,21 +50,23 @@ SWEEP = (128, 256, 512, 1024, 2048, 4096, 8192)
 DEFAULT_SHAPES = ("encoder", "long", "token")
 # In columns, of an implementation's name and of each of `HEADINGS`.
 NAME_WIDTH, WIDTHS = 24, (9, 7, 16, 6, 6, 9)
+# Below a timing.
+IMPOSSIBLE = "\n    FASTER THAN THE MACHINE: an error of measurement"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
     """What `mha bench` times, and where it writes the results.
 
-    targets: the implementations, as `resolve` takes them; ratios are to the first one that
-        conforms.
-    shapes: of `SHAPES`; `DEFAULT_SHAPES` if empty. sweep: time self-attention of the lengths in
-        `SWEEP` instead.
+    targets: the implementations, as `resolve` takes them; ratios are to the first that conforms.
+    shapes: of `SHAPES`; `DEFAULT_SHAPES` if empty.
+    sweep: time self-attention of the lengths in `SWEEP` instead.
     dtype, device: where they are judged and timed; if None, the first that the project names.
-        waivers: a file.
-    rounds: how often each is timed. threads: of torch on a CPU; 0 for as many as torch uses.
-    files: each in one of `FORMATS`. Raises ValueError, in one line, for options that cannot be
-        followed.
+    waivers: a file.
+    rounds: how often each is timed.
+    threads: of torch on a CPU; 0 for as many as torch uses.
+    files: each in one of `FORMATS`.
+    Raises ValueError for options that cannot be followed.
     """
 
     targets: tuple[str, ...]
@@ -78,14 +80,14 @@ class BenchOptions:
     files: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an unknown word, a number out of range, and a device or file that
-        cannot be used.
-        """
+        """Raise ValueError for unknown words, numbers out of range, and what cannot be used."""
         ROUNDS.require("--rounds", self.rounds)
         THREADS.require("--threads", self.threads)
         validate_choice("shape", self.shapes, SHAPES)
-        validate_choice("dtype", [self.dtype] if self.dtype is not None else [], DTYPES)
-        validate_devices([self.device] if self.device is not None else [])
+        if self.dtype is not None:
+            validate_choice("dtype", [self.dtype], DTYPES)
+        if self.device is not None:
+            validate_devices([self.device])
         for file in self.files:
             if file.suffix not in FORMATS or not file.resolve().parent.is_dir() or file.is_dir():
                 raise ValueError(
@@ -98,7 +100,7 @@ class BenchOptions:
                 )
 
     def settings(self) -> Settings:
-        """Return how implementations are judged before they are timed: in one dtype, on one device."""
+        """Return how implementations are judged before they are timed: in one dtype and place."""
         given = Settings.of("quick", 0, (), self.dtype, self.device, self.waivers)
         return given.at(given.dtypes[0], given.devices[0])
 
@@ -108,8 +110,11 @@ class BenchOptions:
         if not self.sweep:
             return workloads_of(self.shapes or DEFAULT_SHAPES, dtype, device, threads=count)
         sizes: dict[str, Any] = {"n_heads": 8, "head_dim": 64, "inputs": "self"}
-        cases = [Case(L=length, S=length, dtype=dtype, device=device, **sizes) for length in SWEEP]
-        return [Workload(f"L = S = {case.L}", case, False, count) for case in cases]
+        swept = []
+        for length in SWEEP:
+            case = Case(L=length, S=length, dtype=dtype, device=device, **sizes)
+            swept.append(Workload(f"L = S = {length}", case, False, count))
+        return swept
 
 
 @dataclass(frozen=True)
@@ -130,8 +135,7 @@ class BenchResults:
 
 
 def run_benchmarks(options: BenchOptions) -> int:
-    """Judge the implementations, time those that conform, print the results as they come, and write
-    the files.
+    """Judge implementations, and time those that conform; print the results, and write the files.
 
     Return the exit status: 2 if a registered implementation is broken, else 1 if one does not
     conform or a timing is in error, else 0. Raises ValueError for a target that cannot be resolved,
@@ -146,32 +150,27 @@ def run_benchmarks(options: BenchOptions) -> int:
     if options.waivers:
         validate_judged(settings.waivers, options.waivers, chosen)
     reports = judge_all_quickly(chosen.values(), settings)
-    conforming = [
-        resolved.implementation for name, resolved in chosen.items() if reports[name].conforms
-    ]
+    conforming = []
+    for name, resolved in chosen.items():
+        if reports[name].conforms:
+            conforming.append(resolved.implementation)
     try:
         with threads(options.threads or torch.get_num_threads()):
-            timings = time_all(
-                conforming,
-                options.workloads(settings.dtypes[0], settings.devices[0]),
-                options.rounds,
-            )
+            workloads = options.workloads(settings.dtypes[0], settings.devices[0])
+            timings = time_all(conforming, workloads, options.rounds)
     except GpuLost as lost:
         raise ValueError(f"{lost.message}, and this process can no longer use the GPU") from None
     for file in options.files:
         write(BenchResults(list(reports.values()), timings, options.sweep), file)
     if found.broken:
         return 2
-    return int(
-        len(conforming) < len(chosen)
-        or any(timing.incorrect or timing.is_impossible for timing in timings)
-    )
+    if len(conforming) < len(chosen):
+        return 1
+    return int(any(timing.is_in_error for timing in timings))
 
 
 def judge_all_quickly(chosen: Iterable[Resolved], settings: Settings) -> dict[str, Report]:
-    """Return a report on each implementation, by its name; print a line for each that does not
-    conform.
-    """
+    """Return a report on each implementation, by its name; print which do not conform."""
     reports = {}
     for resolved in chosen:
         name = resolved.implementation.name
@@ -189,29 +188,23 @@ def judge_all_quickly(chosen: Iterable[Resolved], settings: Settings) -> dict[st
 
 
 def judge_quickly(resolved: Resolved, given: Settings) -> Report:
-    """Return the report of an earlier run of the same code in the quick profile, or of a new one,
-    with its progress.
+    """Return the report of an earlier run of the same code, or of a new one, with its progress.
 
     given: the settings of the run; those of the implementation may ignore other clauses.
     """
-    name, settings = (
-        resolved.implementation.name,
-        given.of_target(resolved).at(given.dtypes[0], given.devices[0]),
-    )
+    name = resolved.implementation.name
+    shown = visible_name(name)
+    settings = given.of_target(resolved).at(given.dtypes[0], given.devices[0])
     place = place_of(resolved.target, settings)
     for note in expiry_notes(settings.waivers_of(resolved.implementation), [name]):
         echo(f"Note: {visible_line(note)}.")
-    if kept := read_kept(place):
-        echo(
-            f"{visible_name(name)}: judged before with these sources and versions ({place};"
-            f" {settings})"
-        )
+    kept = read_kept(place)
+    if kept:
+        echo(f"{shown}: judged before with these sources and versions ({place}; {settings})")
         return kept
-    echo(
-        f"Judging {visible_name(name)} on {settings.devices[0]} in {settings.dtypes[0]}"
-        f" ({settings})"
-    )
-    clauses, verdicts, started = [*settings.judged_clauses, ""], list[Verdict](), now()
+    echo(f"Judging {shown} on {settings.devices[0]} in {settings.dtypes[0]} ({settings})")
+    clauses, started = [*settings.judged_clauses, ""], now()
+    verdicts: list[Verdict] = []
     with progress_bar(Console(), clauses) as bar:
         for verdict in judge_all(resolved, settings):
             verdicts.append(verdict)
@@ -222,16 +215,16 @@ def judge_quickly(resolved: Resolved, given: Settings) -> Report:
 
 
 def place_of(target: str, settings: Settings) -> Path:
-    """Return where the report on a target is kept: its name holds the settings, all versions, and
-    the sources in use.
+    """Return where the report on a target is kept: by its settings, all versions, and the sources.
 
     The sources are those of all that is loaded, since a module may change what another one
     computes.
     """
     place = split_name(target)[1].rpartition(":")[0]
     sources = loaded_sources(Path(place) if place.endswith(".py") else None)
-    digest = sha256(repr((target, settings, sys.version, judge_digest(), sources.digest)).encode())
-    return FOLDER / f"{digest.hexdigest()[:32]}.json"
+    all_of_it = (target, settings, sys.version, judge_digest(), sources.digest)
+    digest = sha256(repr(all_of_it).encode()).hexdigest()
+    return FOLDER / f"{digest[:32]}.json"
 
 
 def time_all(
@@ -239,7 +232,9 @@ def time_all(
 ) -> list[Timing]:
     """Time each workload, and print a table for it."""
     timings: list[Timing] = []
-    for workload in workloads if implementations else ():
+    if not implementations:
+        return timings
+    for workload in workloads:
         echo(f"\n{workload.title}")
         heading = row("", HEADINGS)
         in_table = width_of(sys.stdout) >= len(heading)
@@ -271,18 +266,19 @@ def echo(text: str) -> None:
 
 
 def line(timing: Timing, *, in_table: bool = True) -> str:
-    """Return the row of a table for a timing, or the same in words, which a narrow terminal can
-    fold.
-    """
+    """Return the row of a table for a timing, or else the same in words, which can be folded."""
     name = visible_name(timing.implementation)
-    label = f"{name:{NAME_WIDTH}}" if in_table else f"{name}:"
     if timing.skip_reason:
+        label = f"{name:{NAME_WIDTH}}" if in_table else f"{name}:"
         return f"{label} not timed: {visible_line(timing.skip_reason)}"
-    error = "\n    FASTER THAN THE MACHINE: an error of measurement" if timing.is_impossible else ""
     if in_table:
-        return row(name, timing.cells) + error
-    cells = (f"{heading} {cell}" for heading, cell in zip(HEADINGS, timing.cells, strict=True))
-    return f"{label} {', '.join(cells)}{error}"
+        text = row(name, timing.cells)
+    else:
+        named = zip(HEADINGS, timing.cells, strict=True)
+        text = f"{name}: {', '.join(f'{heading} {cell}' for heading, cell in named)}"
+    if timing.is_impossible:
+        text += IMPOSSIBLE
+    return text
 
 
 def row(name: str, cells: Sequence[str]) -> str:

@@ -22,17 +22,20 @@ on:
   schedule:
     - cron: "23 3 * * *"
 env:
-  # Where pip gets mha-conformance, which is not on PyPI: the URL of its repository, as in git+https://...
+  # Where pip gets mha-conformance, which is not on PyPI: the URL of its repository, \
+as in git+https://...
   MHA_CONFORMANCE: {source}
 jobs:
   conformance:
     runs-on: ubuntu-latest
     timeout-minutes: 180
     env:
-      # Quick for a push. Every night, and when it is started by hand, all cases, also in half precision.
+      # Quick for a push. Every night, and when it is started by hand, all cases, \
+also in half precision.
       MHA_OPTIONS: >-
         ${{{{ (github.event_name == 'schedule' || github.event_name == 'workflow_dispatch')
-        && '--mha-profile default --mha-dtype float32 float64 bfloat16 float16' || '--mha-profile quick' }}}}
+        && '--mha-profile default --mha-dtype float32 float64 bfloat16 float16' \
+|| '--mha-profile quick' }}}}
     steps:
       - uses: actions/checkout@v4
       - uses: actions/setup-python@v5
@@ -42,7 +45,8 @@ jobs:
           test -n "$MHA_CONFORMANCE" || {{ echo {missing}; exit 1; }}
 {installs}
       - run: |
-          pytest --pyargs mha.conformance -n auto --mha-impl {implementation} --mha-report mha-report.html $MHA_OPTIONS
+          pytest --pyargs mha.conformance -n auto --mha-impl {implementation} \
+--mha-report mha-report.html $MHA_OPTIONS
       - uses: actions/upload-artifact@v4
         if: always()
         with:
@@ -75,9 +79,7 @@ def job_for(implementation: str, installs: Sequence[str], source: str) -> str:
 
 
 def installed_from() -> str:
-    """Return where this package was installed from, as pip takes it; empty if that is not on the
-    web.
-    """
+    """Return where this package was installed from, as pip takes it; "" if not from the web."""
     try:
         origin = json.loads(distribution("mha-conformance").read_text("direct_url.json") or "{}")
     except ValueError:
@@ -85,16 +87,19 @@ def installed_from() -> str:
     url = str(origin.get("url", ""))
     if "vcs_info" in origin:
         return f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
-    remote = _remote(Path(unquote(urlsplit(url).path))) if url.startswith("file:") else ""
-    return f"git+{remote}" if remote.startswith("https://") and "@" not in remote else ""
+    if not url.startswith("file:"):
+        return ""
+    remote = _remote(Path(unquote(urlsplit(url).path)))
+    # With a user or a token before the "@", the URL is not for others.
+    is_public = remote.startswith("https://") and "@" not in remote
+    return f"git+{remote}" if is_public else ""
 
 
 def badge(folder: Path) -> str:
-    """Return the line of Markdown that shows the outcome of the last nightly run of the job in a
-    project.
-    """
+    """Return the line of Markdown that shows the outcome of the last nightly run of the job."""
     found = GITHUB.search(_remote(folder))
-    workflow = f"https://github.com/{found[1] if found else 'OWNER/REPOSITORY'}/actions/workflows/mha-conformance.yml"
+    repository = found[1] if found else "OWNER/REPOSITORY"
+    workflow = f"https://github.com/{repository}/actions/workflows/mha-conformance.yml"
     return f"[![attention conformance]({workflow}/badge.svg?event=schedule)]({workflow})"
 
 

@@ -17,6 +17,5 @@ def complete_target(incomplete: str) -> list[str]:
     from importlib.metadata import entry_points
 
     names = sorted({point.name for point in entry_points(group="mha.implementations")})
-    return [name for name in names if name.startswith(incomplete)] + sorted(
-        glob(f"{escape(incomplete)}*.py")
-    )
+    files = sorted(glob(f"{escape(incomplete)}*.py"))
+    return [name for name in names if name.startswith(incomplete)] + files

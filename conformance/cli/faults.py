@@ -42,15 +42,11 @@ def self_test(  # noqa: PLR0913  the options of the command
     for kill in kills(seed, profile, every_clause=every_clause, names=names):
         cells.append(kill)
         if kill.named:
-            result = (
-                f"{kill.cases_to_failure or 0:5} cases"
-                if kill.caught
-                else f"NOT CAUGHT: {kill.status}"
-            )
-            yield (
-                f"{kill.clause:7} {kill.dtype:9} {result:12}  {kill.fault}: {kill.defect}",
-                kill.caught,
-            )
+            result = f"NOT CAUGHT: {kill.status}"
+            if kill.caught:
+                result = f"{kill.cases_to_failure or 0:5} cases"
+            line = f"{kill.clause:7} {kill.dtype:9} {result:12}  {kill.fault}: {kill.defect}"
+            yield line, kill.caught
     yield "\n".join(["", *summary(cells)]), True
     _write(files, cells)
 
@@ -60,10 +56,8 @@ def _validate_names(names: Sequence[str]) -> None:
     for name in names:
         if name not in implementations:
             near = get_close_matches(name, implementations, n=3)
-            raise ValueError(
-                f"there is no fault {name!r}"
-                + (f"; did you mean {' or '.join(near)}?" if near else "")
-            )
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise ValueError(f"there is no fault {name!r}{hint}")
 
 
 def _write(files: Mapping[Form, Path | None], cells: Collection[Kill]) -> None:

@@ -26,6 +26,12 @@ RUN = "pytest --pyargs mha.conformance --mha-profile quick --mha-impl {}"
 NO_WAIVERS = """\
 # Known failures that are accepted, each with its reason: mha waive CLAUSE --reason "..."
 """
+DECLARED = '''\
+"""{cls}, declared for mha-conformance."""
+
+{imported}
+{code}
+'''
 # For a file whose name no import can have, or has already.
 BY_PATH = """\
 import sys
@@ -42,13 +48,16 @@ spec.loader.exec_module(module)
 def write_files(
     target: str, folder: Path, source: str = "", *, force: bool = False
 ) -> Iterator[str]:
-    """Write a declaration, a CI job and a file of waivers for a class, all or none, and yield the
-    lines to print.
+    """Write a declaration, a CI job and a waiver file for a class; yield the lines to print.
 
-    target: the class, as for `mha check`. folder: the root of the project. source: where the job
-    installs this package from, by default where it was installed from here. force: whether to
-    overwrite files, except that of the waivers. Raises ValueError if there is no folder, the class
-    cannot be understood, or a file exists already or cannot be written.
+    All files are written, or none.
+
+    target: the class, as for `mha check`.
+    folder: the root of the project.
+    source: where the job installs this package from; by default, where it was installed from here.
+    force: whether to overwrite files, except that of the waivers.
+    Raises ValueError if there is no folder, the class cannot be understood, or a file exists
+        already or cannot be written.
     """
     if not folder.is_dir():
         raise ValueError(f"--folder: there is no folder {str(folder)!r}")
@@ -97,20 +106,17 @@ def texts_for(target: str, folder: Path, source: str) -> dict[Path, str]:
         )
     place, _, cls = target.rpartition(":")
     declaration = _beside(place, folder) / DECLARATION
-    text = (
-        f'"""{cls}, declared for'
-        f' mha-conformance."""\n\n{_import(place, cls)}\n{inference.declaration}\n'
-    )
+    text = DECLARED.format(cls=cls, imported=_import(place, cls), code=inference.declaration)
     job = job_for(_implementation(target, declaration, folder), _installs(folder), source)
     return {declaration: text, folder / WORKFLOW: job, folder / WAIVERS: NO_WAIVERS}
 
 
 def _import(place: str, cls: str) -> str:
-    """Return the code that imports a class from a module, or from the file beside the declaration."""
-    stem = Path(place).stem
-    is_taken = stem in sys.stdlib_module_names or stem in packages_distributions()
+    """Return the code that imports a class from a module, or a file beside the declaration."""
     if not place.endswith(".py"):
         return f"from {place} import {cls}"
+    stem = Path(place).stem
+    is_taken = stem in sys.stdlib_module_names or stem in packages_distributions()
     if stem.isidentifier() and not iskeyword(stem) and not is_taken:
         return f"from {stem} import {cls}"
     name = re.sub(r"\W", "_", f"declared_{stem}")
@@ -118,35 +124,23 @@ def _import(place: str, cls: str) -> str:
 
 
 def _beside(place: str, folder: Path) -> Path:
-    """Return the folder of a file or module, if it is in the project, or else the root of the
-    project.
-    """
+    """Return the folder of a file or module, or the root of the project for one outside it."""
     if place.endswith(".py"):
         return Path(place).parent
-    file = Path(file_of(module_named(place))).resolve()
-    return (
-        folder / file.parent.relative_to(folder.resolve())
-        if file.is_relative_to(folder.resolve())
-        else folder
-    )
+    file, root = Path(file_of(module_named(place))).resolve(), folder.resolve()
+    if not file.is_relative_to(root):
+        return folder
+    return folder / file.parent.relative_to(root)
 
 
 def _reference(target: str, declaration: Path) -> str:
-    """Return how the declaration is named, from the root of the project: as a module of its
-    package, or as a file.
-    """
-    package = target.rpartition(":")[0].rpartition(".")[0]
-    in_package = (
-        package and not target.rpartition(":")[0].endswith(".py") and declaration.parent.name
-    )
+    """Return the name of the declaration in the project: a module of a package, or a file."""
+    module = target.rpartition(":")[0]
+    package = module.rpartition(".")[0]
+    if package and not module.endswith(".py") and declaration.parent.name:
+        return f"{package}.{declaration.stem}"
     place = declaration.as_posix()
-    return (
-        f"{package}.{declaration.stem}"
-        if in_package
-        else f"./{place}"
-        if place.startswith("-")
-        else place
-    )
+    return f"./{place}" if place.startswith("-") else place  # else it would read as an option
 
 
 def _implementation(target: str, declaration: Path, folder: Path) -> str:
@@ -157,21 +151,21 @@ def _implementation(target: str, declaration: Path, folder: Path) -> str:
 
 
 def _installs(folder: Path) -> list[str]:
-    """Return the commands that install a project: itself if it can be built, or else what it
-    requires.
-    """
-    requirements = (
-        ["pip install -r requirements.txt"] if (folder / "requirements.txt").exists() else []
-    )
+    """Return the commands that install a project, if it can be built, and what it requires."""
+    commands = []
+    if (folder / "requirements.txt").exists():
+        commands.append("pip install -r requirements.txt")
     project = folder / "pyproject.toml"
     try:
         declared = tomllib.loads(project.read_text(encoding="utf-8")) if project.exists() else {}
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{str(project)!r} is not valid TOML: {error}") from None
     if "build-system" in declared or (folder / "setup.py").exists():
-        return [*requirements, "pip install ."]
-    dependencies = shlex.join(declared.get("project", {}).get("dependencies", []))
-    return [*requirements, *([f"pip install {dependencies}"] if dependencies else [])]
+        return [*commands, "pip install ."]
+    dependencies = declared.get("project", {}).get("dependencies", [])
+    if dependencies:
+        commands.append(f"pip install {shlex.join(dependencies)}")
+    return commands
 
 
 def _write_all(texts: Mapping[Path, str]) -> None:

@@ -17,7 +17,7 @@ HELP_WIDTH = max(20, min(shutil.get_terminal_size().columns, 80) - 2)
 
 
 def print_folded(text: str, indent: str = "    ", *, err: bool = False) -> None:
-    """Print lines, folded to the width of a terminal; indent: what the rest of a line begins with."""
+    """Print lines, folded to the width of a terminal; indent: of the rest of a line."""
     from mha.conformance.reports.layout import fitted
 
     typer.echo(fitted(text, sys.stderr if err else sys.stdout, indent), err=err)

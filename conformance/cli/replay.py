@@ -33,24 +33,19 @@ def replay_what(what: str, clauses: Sequence[str], target: str) -> Iterator[tupl
     if not target and not _is_of_here(Path(what), report):
         _announce(what, [report.targets.get(verdict.implementation, "") for verdict in chosen])
     for verdict, (outcome, message) in replay_verdicts(report, chosen, target):
-        yield (
-            outcome,
-            _line(outcome, verdict.clause, subject(verdict), message or verdict.case or ""),
-        )
+        text = message or verdict.case or ""
+        yield outcome, _line(outcome, verdict.clause, subject(verdict), text)
 
 
 def _is_of_here(file: Path, report: Report) -> bool:
-    """Return whether a report is that of the last run in this folder, and was made on a machine
-    like this one.
-    """
+    """Return whether a report is of the last run in this folder, on a machine like this one."""
     last = Path().resolve() / LAST
     return file.absolute() == last and file.resolve() == last and report.host == this_host()
 
 
 def _announce(what: str, targets: Sequence[str]) -> None:
     """Say what is about to be imported since a report names it: importing runs code."""
-    named = dict.fromkeys(target for target in targets if target)
-    for target in named:
+    for target in dict.fromkeys(filter(None, targets)):
         print_folded(visible_line(f"{what} names {target}; it is imported and run now"), err=True)
 
 
@@ -61,7 +56,8 @@ def _replayed_case(text: str, clauses: Sequence[str], target: str) -> tuple[Outc
         )
     case, implementation = read_case(text), one_of(target)
     validate_devices([case.device])
-    if case.ranks and (refused := refused_ranks(implementation, case.ranks)):
+    refused = refused_ranks(implementation, case.ranks) if case.ranks else ""
+    if refused:
         raise ValueError(refused)
     outcome, message = replay_case(implementation, clauses[0], case)
     return outcome, _line(outcome, clauses[0], visible_name(implementation.name), message or text)

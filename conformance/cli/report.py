@@ -25,8 +25,8 @@ def report_lines(
     files: one report is shown or rendered; several are merged with `merge_all`, and two are
         compared without it.
     to: where the report, or the comparison, is written.
-    schema: print the JSON schema of a report instead. Raises ValueError, in one line, for other
-        combinations, and for a file that cannot be read or written.
+    schema: print the JSON schema of a report instead.
+    Raises ValueError for other combinations, and for a file that cannot be read or written.
     """
     if schema:
         return [json.dumps(Report.schema(), indent=2)], 0
@@ -34,11 +34,11 @@ def report_lines(
     reports = [read(file) for file in files]
     if len(reports) == 2 and not merge_all:
         comparison = Comparison(*reports)
-        written = _written(to, [write_changes(comparison, file) for file in to])
+        written = wrote(to, [write_changes(comparison, file) for file in to])
         return [*describe_changes(comparison), *written], comparison.exit_status
     report = merge(reports)
     if to:
-        return _written(to, [write(report, file) for file in to]), 0
+        return wrote(to, [write(report, file) for file in to]), 0
     return show_report(report), report.exit_status
 
 
@@ -50,7 +50,7 @@ def _validate(files: Sequence[Path], to: Sequence[Path], *, merge_all: bool) -> 
         validate_file(file, "--to")
 
 
-def _written(files: Sequence[Path], errors: Sequence[str]) -> list[str]:
+def wrote(files: Sequence[Path], errors: Sequence[str]) -> list[str]:
     """Return a line for each file; raise ValueError for the first that could not be written."""
     for error in filter(None, errors):
         raise ValueError(error)
@@ -60,11 +60,12 @@ def _written(files: Sequence[Path], errors: Sequence[str]) -> list[str]:
 def show_report(report: Report) -> list[str]:
     """Return a report as lines for the terminal."""
     width, plain = width_of(sys.stdout), needs_plain(sys.stdout.encoding)
-    rows = matrix(report.verdicts, width=width, plain=plain) if report.verdicts else []
-    earliest, latest = visible_name(report.since), visible_name(report.started)
-    since = (
-        f"Some verdicts are of {earliest}, others of runs up to {latest}: judge again after"
-        " changes."
-    )
-    note = ["", since] if report.since else []
-    return [*rows, "", *summarise_report(report, width), *note]
+    lines: list[str] = []
+    if report.verdicts:
+        lines += matrix(report.verdicts, width=width, plain=plain)
+    lines += ["", *summarise_report(report, width)]
+    if report.since:
+        earliest, latest = visible_name(report.since), visible_name(report.started)
+        since = f"Some verdicts are of {earliest}, others of runs up to {latest}"
+        lines += ["", f"{since}: judge again after changes."]
+    return lines

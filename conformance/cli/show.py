@@ -1,6 +1,4 @@
-"""`mha show`: what the last run found, without another run: its failures in a line each, or a
-clause in full.
-"""
+"""`mha show`: the failures of the last run in a line each, or a clause in full."""
 
 from __future__ import annotations
 
@@ -20,11 +18,10 @@ from mha.conformance.settings import clauses_of
 
 
 def show_verdicts(words: Sequence[str], file: Path, script: Path | None = None) -> None:
-    """Print what a report says about clauses: each failure in full, with its script, and any other
-    verdict in a line.
+    """Print each failure of some clauses in full, with its script, and other verdicts in a line.
 
-    words: ids or families; without any, the failures are listed. script: where the script of the
-    worst failure of the clauses is written instead.
+    words: ids or families; without any, the failures are listed.
+    script: where the script of the worst failure of the clauses is written instead.
 
     Raises ValueError for an unknown word, a report that cannot be read, one without verdicts on
     these clauses, and a script that is not there or cannot be written.
@@ -50,9 +47,7 @@ def show_verdicts(words: Sequence[str], file: Path, script: Path | None = None) 
 
 
 def list_failures(printer: Printer, verdicts: Sequence[Verdict], file: Path) -> None:
-    """Print what does not pass in a run, by implementation and cause, and how to see one of them in
-    full.
-    """
+    """Print what does not pass, by implementation and cause, and how to see one of them in full."""
     if all(verdict.status in COUNTED for verdict in verdicts):
         printer.folded(f"Nothing failed in the run of {str(file)!r} ({len(verdicts)} verdicts).")
         return
@@ -63,19 +58,21 @@ def list_failures(printer: Printer, verdicts: Sequence[Verdict], file: Path) -> 
             printer.paragraph(f"{visible_name(name)}:")
         if found:
             printer.paragraph("\n".join(found))
-    shown = [entry.first for own in grouped.values() for entry in entries(own)]
-    shown.sort(key=lambda verdict: not verdict.script)
-    run = "" if file == LAST else f" --run {file}"
-    hint = f"To see one in full: mha show {shown[0].clause}{run}"
-    if shown[0].script:
-        hint += f"; its script in a file: mha show {shown[0].clause}{run} --script FILE"
+    shown: list[Verdict] = []
+    for own in grouped.values():
+        shown += [entry.first for entry in entries(own)]
+    example = min(shown, key=lambda verdict: not verdict.script)  # one with a script, if any has
+    command = f"mha show {example.clause}"
+    if file != LAST:
+        command += f" --run {file}"
+    hint = f"To see one in full: {command}"
+    if example.script:
+        hint += f"; its script in a file: {command} --script FILE"
     printer.folded(hint)
 
 
 def save_script(verdicts: Sequence[Verdict], file: Path) -> str:
-    """Write the script of the worst of some verdicts, and return a sentence about it; raises
-    ValueError.
-    """
+    """Write the script of the worst verdict, and return a sentence about it; raises ValueError."""
     scripted = sorted((verdict for verdict in verdicts if verdict.script), key=severity)
     if not scripted:
         raise ValueError(_no_script(min(verdicts, key=severity)))

@@ -13,8 +13,7 @@ WIDEST = 100
 
 
 def contract_text(word: str | None, *, markdown: bool = False) -> str:
-    """Return the page of a clause, the index of a family or of all clauses, or the whole contract
-    as Markdown.
+    """Return the page of a clause, the index of a family or of all, or the contract as Markdown.
 
     word: a clause or a family, in any case. Raises ValueError for anything else.
     """
