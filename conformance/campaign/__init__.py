@@ -1,3 +1,1 @@
-"""Campaigns: many implementations, dtypes and seeds judged as jobs that can be resumed, divided and
-merged.
-"""
+"""Campaigns: many implementations, dtypes and seeds as jobs, to be resumed, divided and merged."""

@@ -73,8 +73,9 @@ class Stamp:
     @staticmethod
     def of(campaign: Campaign) -> Stamp:
         """Return that of a campaign, as JSON gives it back."""
-        plan = {name: value for name, value in asdict(campaign.plan).items() if name not in LIMITS}
-        plan = json.loads(json.dumps(plan))
+        plan = json.loads(json.dumps(asdict(campaign.plan)))
+        for name in LIMITS:
+            del plan[name]
         keys = tuple(job.key for job in campaign.jobs())
         sources = {target: placed(own) for target, own in campaign.sources.items()}
         return Stamp(plan, dict(campaign.versions), keys, sources, dict(campaign.broken))
@@ -87,53 +88,55 @@ class Folder:
     path: Path
 
     def claim(self, stamp: Stamp) -> None:
-        """Make it the folder of a campaign; raises ValueError, in one line, if it is that of
-        another one.
-        """
+        """Make it the folder of a campaign; raises ValueError if it is that of another one."""
         if (self.path / PLAN).exists():
-            theirs = self.stamp()
-            self._require_sources(theirs, stamp)
-            for what in ("plan", "versions"):
-                old, new = getattr(theirs, what), getattr(stamp, what)
-                for name in sorted({*old, *new}):
-                    if old.get(name) != new.get(name):
-                        raise ValueError(
-                            f"{str(self.path)!r} is the folder of another campaign: {name} is"
-                            f" {old.get(name)!r} there, but {new.get(name)!r} now; name another"
-                            " folder"
-                        )
-            if theirs.keys != stamp.keys:
-                raise ValueError(
-                    f"{str(self.path)!r} is the folder of another campaign: [tool.mha] in"
-                    " pyproject.toml, its waivers, or a report in `known` is not what it was; name"
-                    " another folder"
-                )
-        elif self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
+            self._require_same(stamp)
+            return
+        is_free = not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
+        if not is_free:
             raise ValueError(
                 f"{str(self.path)!r} is neither empty nor the folder of a campaign; name another"
                 " folder"
             )
-        else:
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                write_own(self.path / PLAN, json.dumps(asdict(stamp), indent=1))
-            except OSError as error:
-                raise ValueError(
-                    f"{str(self.path)!r} cannot be written: {error.strerror}"
-                ) from None
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_own(self.path / PLAN, json.dumps(asdict(stamp), indent=1))
+        except OSError as error:
+            raise ValueError(f"{str(self.path)!r} cannot be written: {error.strerror}") from None
+
+    def _require_same(self, stamp: Stamp) -> None:
+        """Raise ValueError, which names what differs, unless the folder is of this campaign."""
+        theirs = self.stamp()
+        self._require_sources(theirs, stamp)
+        for what in ("plan", "versions"):
+            old, new = getattr(theirs, what), getattr(stamp, what)
+            for name in sorted({*old, *new}):
+                if old.get(name) != new.get(name):
+                    there = f"{name} is {old.get(name)!r} there, but {new.get(name)!r} now"
+                    raise self._of_another(there)
+        if theirs.keys != stamp.keys:
+            raise self._of_another(
+                "[tool.mha] in pyproject.toml, its waivers, or a report in `known` is not what it"
+                " was"
+            )
 
     def _require_sources(self, theirs: Stamp, stamp: Stamp) -> None:
-        """Raise ValueError, in one line, if results are of other files than those that there are
-        now.
-        """
+        """Raise ValueError if results are of other files than those that there are now."""
         changed = changed_files(theirs.sources, stamp.sources)
+        if not changed or dict(theirs.plan) != dict(stamp.plan):
+            return
         keys = frozenset(stamp.keys)
         count = sum(key not in keys for key in self.result_keys())
-        if changed and count and dict(theirs.plan) == dict(stamp.plan):
-            raise ValueError(
-                f"{str(self.path)!r} is the folder of another campaign: {results_in_words(count)}"
-                f" of an earlier version of {named(changed)}; name another folder"
-            )
+        if count:
+            results = results_in_words(count)
+            raise self._of_another(f"{results} of an earlier version of {named(changed)}")
+
+    def _of_another(self, difference: str) -> ValueError:
+        """Return the error of a folder that is that of another campaign."""
+        return ValueError(
+            f"{str(self.path)!r} is the folder of another campaign: {difference}; name another"
+            " folder"
+        )
 
     def result_keys(self) -> Iterator[str]:
         """Yield the keys of the results that are there, whatever they are of."""
@@ -179,7 +182,7 @@ class Folder:
             raise CorruptError(f"{self._place(key)}: {error}") from None
 
     def stops(self, key: str) -> Mapping[str, str] | None:
-        """Return only the stops of the result of a job, None if there is none; raises CorruptError."""
+        """Return only the stops of a result, None if there is no result; raises CorruptError."""
         data = self._read(key)
         return None if data is None else data.stops
 
@@ -235,8 +238,10 @@ def changed_since(stamp: Stamp) -> dict[str, list[str]]:
     """Return by the target the files that are there, and are not what they were."""
     found = {}
     for target, files in stamp.sources.items():
-        here = {place: _digest_of(place) for place in files}
-        changed = [place for place, digest in files.items() if here[place] not in ("", digest)]
+        changed = []
+        for place, digest in files.items():
+            if _digest_of(place) not in ("", digest):
+                changed.append(place)
         if changed:
             found[target] = changed
     return found

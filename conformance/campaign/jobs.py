@@ -205,7 +205,7 @@ def _said() -> Any:
 
 
 def memory_shortage(gibibytes: float) -> str:
-    """Return why a process with so much memory cannot start; "" if it can, or if that is unknown."""
+    """Return why a process with so much memory cannot start, as far as that is known, or ""."""
     if not gibibytes or sys.platform != "linux":
         return ""
     needed = _memory_of_imports()
@@ -241,7 +241,8 @@ def _judged(data: dict[str, Any]) -> Iterator[dict[str, object]]:
     tuples = {name: tuple(data[name]) for name in ("clauses", "require", "waivers")}
     job = Job(**data | tuples | {"cases": tuple(map(tuple, data["cases"]))})
     yield {"imported": True}
-    if difference := _difference(job):
+    difference = _difference(job)
+    if difference:
         yield {"error": difference}
         return
     found = find(job.target)
@@ -249,17 +250,16 @@ def _judged(data: dict[str, Any]) -> Iterator[dict[str, object]]:
         yield {"error": found.error}
         return
     resolved = found.resolved
-    if difference := changed(job.sources, found.sources):
+    difference = changed(job.sources, found.sources)
+    if difference:
         yield {"error": difference}
         return
     yield {"torch_changes": list(torch_changes())}
     for clause in job.clauses:
-        verdict = tried_again(
-            resolved, job, judge(resolved, clause, job.dtype, job.device, job.settings)
-        )
-        if verdict.status in ("fail", "refused", "harness_error") and OUT_OF_MEMORY.search(
-            verdict.message
-        ):
+        verdict = judge(resolved, clause, job.dtype, job.device, job.settings)
+        verdict = tried_again(resolved, job, verdict)
+        failed = verdict.status in ("fail", "refused", "harness_error")
+        if failed and OUT_OF_MEMORY.search(verdict.message):
             yield {"stops": {clause: MEMORY}}
         else:
             yield {"verdicts": [asdict(verdict)]}
@@ -269,24 +269,25 @@ def _judged(data: dict[str, Any]) -> Iterator[dict[str, object]]:
 
 
 def tried_again(resolved: Resolved, job: Job, verdict: Verdict) -> Verdict:
-    """Return the verdict on a clause; one that is a pass fails if a known case still does, and no
-    waiver covers it.
-    """
+    """Return the verdict on a clause; a pass fails if a known case still does, without a waiver."""
     from mha.conformance.cases.parsing import read_case
     from mha.conformance.engine.replay import replay_case
     from mha.conformance.waivers import waivers_for
 
+    if verdict.status != "pass":
+        return verdict
     implementation, where = resolved.implementation, (verdict.clause, job.dtype, job.device)
     waivers = waivers_for(job.settings.waivers_of(implementation), implementation.name, *where)
-    for _, violated, text in (
-        known for known in job.cases if known[0] == verdict.clause and verdict.status == "pass"
-    ):
+    for clause, violated, text in job.cases:
+        if clause != verdict.clause:
+            continue
         case = replace(read_case(text), dtype=job.dtype, device=job.device)
         outcome, message = replay_case(implementation, verdict.clause, case, violated=violated)
         if outcome == "FAILS" and not any(waiver.covers(case, message) for waiver in waivers):
             found = f"{message} (a case that failed before)"
             return replace(verdict, status="fail", case=text, violated=violated, message=found)
-        verdict = replace(verdict, examples=verdict.examples + (outcome != "INAPPLICABLE"))
+        if outcome != "INAPPLICABLE":
+            verdict = replace(verdict, examples=verdict.examples + 1)
     return verdict
 
 
@@ -297,9 +298,8 @@ def _difference(job: Job) -> str:
 
     packages = set(job.versions) - {*versions(), "contract", "package"}
     here = judge_versions(job.versions["contract"], packages)
-    known = {name: number for name, number in job.versions.items() if name != "package"}
-    different = [name for name, number in known.items() if here.get(name) != number]
-    return "; ".join(
-        f"{name} is {here.get(name)} where the job runs, not {job.versions[name]}"
-        for name in different
-    )
+    different = []
+    for name, number in job.versions.items():
+        if name != "package" and here.get(name) != number:
+            different.append(f"{name} is {here.get(name)} where the job runs, not {number}")
+    return "; ".join(different)

@@ -1,6 +1,4 @@
-"""The plan of a campaign, a TOML file, and its jobs, each known by the hash of all that its
-verdicts depend on.
-"""
+"""The plan of a campaign, a TOML file, and its jobs, known by a hash of all that decides them."""
 
 from __future__ import annotations
 
@@ -40,16 +38,17 @@ LISTS = ("implementations", "dtypes", "devices", "seeds", "clauses", "packages",
 class Plan:
     """What a campaign judges.
 
-    implementations: targets, as `mha check` takes them. dtypes, devices, profile: as of `mha
-        check`; if None, as the project says. seeds: how many, from 0, or which. clauses: ids or
-        families; if empty, as the project says.
+    implementations: targets, as `mha check` takes them.
+    dtypes, devices, profile: as of `mha check`; if None, as the project says.
+    seeds: how many, from 0, or which.
+    clauses: ids or families; if empty, as the project says.
     packages: installed packages that the implementations use, whose versions the results depend on
         beside their own.
     known: reports, such as the failures.json of an earlier campaign, whose failing cases are tried
         again; their jobs come first.
-    group: whether a job has the clauses of a "family", or "all" of them, which takes less time in
-        all.
-    timeout: in seconds, memory: in GiB; of each process, 0 for no limit.
+    group: whether a job has the clauses of a "family", or "all", which takes less time in all.
+    timeout: of each process, in seconds; 0 for no limit.
+    memory: of each process, in GiB; 0 for no limit.
     """
 
     implementations: tuple[str, ...]
@@ -77,9 +76,7 @@ class Plan:
         return Limits(self.timeout, self.memory)
 
     def validate(self) -> None:
-        """Raise ValueError, in one line, for numbers that make no sense and for lists that are
-        empty or endless.
-        """
+        """Raise ValueError for numbers that make no sense, and for empty or endless lists."""
         for name in LISTS:
             given = getattr(self, name)
             if given == () and name in ("implementations", "dtypes", "devices"):
@@ -117,11 +114,14 @@ class Limits:
 class Job:
     """What one process judges, and all that its verdicts depend on.
 
-    target: as `resolve` takes it. implementation: its name. sources: digests of the files that it
-    is made of, and the versions of the packages that these import. cases: known to have failed, as
-    clause, property and code. strict, require: as in `Settings`. waivers: of the project for these
-    clauses of the implementation, as tables of TOML. versions: of the judge, torch, Python, the
-    code of the implementation and the packages that the plan names.
+    target: as `resolve` takes it.
+    implementation: its name.
+    sources: digests of the files that it is made of, and versions of the packages they import.
+    cases: known to have failed, as clause, property and code.
+    strict, require: as in `Settings`.
+    waivers: of the project for these clauses of the implementation, as tables of TOML.
+    versions: of the judge, torch, Python, the code of the implementation and the packages that the
+        plan names.
     """
 
     target: str
@@ -166,13 +166,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Campaign:
-    """A plan whose words are known and whose implementations are found. versions: of all that its
-    jobs depend on.
+    """A plan whose words are known and whose implementations are found.
 
-    settings: those of the whole, with the first seed. sources: of each target.
+    settings: those of the whole, with the first seed.
+    versions: of all that its jobs depend on.
     known: cases that failed before, as a `Job` has them, by implementation, device and dtype.
-    broken, missing: of what "all" names, what cannot be used, and why: by a failure, or for want of
-        something optional.
+    sources: of each target.
+    broken: what "all" names and cannot be used, by a failure, and why.
+    missing: the same, for want of something optional.
     """
 
     plan: Plan
@@ -195,31 +196,40 @@ class Campaign:
         settings = Settings.of(
             plan.profile, plan.all_seeds[0], plan.clauses, plan.dtypes, plan.devices
         )
-        if plan.memory < AMPLE and (shortage := memory_shortage(plan.memory)):
+        shortage = memory_shortage(plan.memory) if plan.memory < AMPLE else ""
+        if shortage:
             raise ValueError(shortage)
-        common = judge_versions(settings.contract, plan.packages)
+        versions = judge_versions(settings.contract, plan.packages)
         found = find_all(plan.implementations, plan.memory)
-        own = {each.target: summary_of(found, each.target) for each in found.resolved}
-        own = {f"{target} from": text for target, text in own.items() if text}
+        for resolved in found.resolved:
+            summary = summary_of(found, resolved.target)
+            if summary:
+                versions[f"{resolved.target} from"] = summary
+        broken: dict[str, str] = {}
+        missing: dict[str, str] = {}
+        for each in found.unavailable:
+            reasons = broken if each.broken else missing
+            reasons[each.name] = each.error
         campaign = Campaign(
             plan,
             settings,
             by_name(found.resolved),
-            common | own,
+            versions,
             _known_cases(plan.known),
             found.sources,
-            {each.name: each.error for each in found.unavailable if each.broken},
-            {each.name: each.error for each in found.unavailable if not each.broken},
+            broken,
+            missing,
         )
         campaign.validate_size()
         return campaign
 
     def validate_size(self) -> None:
         """Raise ValueError if there are more jobs than a folder and this process can hold."""
-        settings = {each.target: self.settings.of_target(each) for each in self.resolved.values()}
-        groups = {target: len(self._groups(own)) for target, own in settings.items()}
-        places = [groups[resolved.target] for resolved, *_ in self.places]
-        jobs = sum(places) * len(self.plan.all_seeds)
+        groups = {}
+        for resolved in self.resolved.values():
+            groups[resolved.target] = len(self._groups(self.settings.of_target(resolved)))
+        of_a_seed = sum(groups[resolved.target] for resolved, *_ in self.places)
+        jobs = of_a_seed * len(self.plan.all_seeds)
         if jobs > MOST_JOBS:
             raise ValueError(
                 f"the plan makes {jobs} jobs, but a campaign has at most {MOST_JOBS}; divide it"
@@ -227,14 +237,14 @@ class Campaign:
 
     @property
     def places(self) -> list[tuple[Resolved, str, str]]:
-        """What is judged where: implementations, each on the devices and in the dtypes that it
-        claims.
-        """
+        """What is judged where: implementations, each on the devices and in dtypes it claims."""
         places = []
         for resolved in self.resolved.values():
-            own = self.settings.of_target(resolved)
-            places += [(resolved, *where) for where in product(own.devices, own.dtypes)]
-        return [place for place in places if _claims(*place)]
+            own, claims = self.settings.of_target(resolved), resolved.implementation.claims
+            for device, dtype in product(own.devices, own.dtypes):
+                if dtype in claims.dtypes and device in claims.devices:
+                    places.append((resolved, device, dtype))
+        return places
 
     @property
     def without_jobs(self) -> list[str]:
@@ -255,10 +265,14 @@ class Campaign:
         for resolved, device, dtype in self.places:
             name, settings = resolved.implementation.name, self.settings.of_target(resolved)
             own = self.versions.get(f"{resolved.target} from", "")
-            versions = common | ({"package": own} if own else {})
+            versions = common | {"package": own} if own else common
             sources = self.sources.get(resolved.target, Sources())
             known = self.known.get((name, device, dtype), ())
             for clauses, seed in product(self._groups(settings), self.plan.all_seeds):
+                cases = []
+                if seed == self.plan.all_seeds[0]:
+                    cases = [case for case in known if case[0] in clauses]
+                required = [clause for clause in clauses if clause in settings.require]
                 waivers = [waiver for waiver in settings.waivers if waiver.concerns(name, clauses)]
                 yield Job(
                     target=resolved.target,
@@ -267,13 +281,9 @@ class Campaign:
                     clauses=clauses,
                     seed=seed,
                     profile=self.settings.profile,  # one for all: the jobs make one report
-                    cases=tuple(
-                        each
-                        for each in known
-                        if each[0] in clauses and seed == self.plan.all_seeds[0]
-                    ),
+                    cases=tuple(cases),
                     strict=settings.strict,
-                    require=tuple(clause for clause in clauses if clause in settings.require),
+                    require=tuple(required),
                     waivers=tuple(waiver.to_toml() for waiver in waivers),
                     versions=versions,
                     implementation=name,
@@ -284,24 +294,21 @@ class Campaign:
         """Return the clauses of an implementation, in the groups that make a job each."""
         groups: dict[str, list[str]] = {}
         for clause in settings.judged_clauses:
-            groups.setdefault(
-                CLAUSES[clause].family if self.plan.group == "family" else "", []
-            ).append(clause)
-        return [tuple(clauses) for clauses in groups.values()]
+            group = CLAUSES[clause].family if self.plan.group == "family" else ""
+            groups.setdefault(group, []).append(clause)
+        return list(map(tuple, groups.values()))
 
 
 def _known_cases(files: Collection[str]) -> dict[tuple[str, str, str], list[tuple[str, str, str]]]:
+    """Return the failing cases of some reports, as `Campaign` has them."""
     known: dict[tuple[str, str, str], list[tuple[str, str, str]]] = {}
-    for verdict in (verdict for file in files for verdict in failures(read(Path(file)))):
-        place = verdict.implementation, verdict.device, verdict.dtype
-        read_case(verdict.case or "")  # raises where it cannot be tried
-        known.setdefault(place, []).append((verdict.clause, verdict.violated, verdict.case or ""))
+    for file in files:
+        for verdict in failures(read(Path(file))):
+            case = verdict.case or ""
+            read_case(case)  # raises where it cannot be tried
+            place = verdict.implementation, verdict.device, verdict.dtype
+            known.setdefault(place, []).append((verdict.clause, verdict.violated, case))
     return known
-
-
-def _claims(resolved: Resolved, device: str, dtype: str) -> bool:
-    claims = resolved.implementation.claims
-    return dtype in claims.dtypes and device in claims.devices
 
 
 def read_plan(file: Path) -> Plan:
@@ -331,9 +338,7 @@ def read_plan(file: Path) -> Plan:
 
 
 def judge_versions(contract: str, packages: Collection[str] = ()) -> dict[str, str]:
-    """Return the versions of the judge, with a hash of its sources, of torch and Python, and of
-    some packages.
-    """
+    """Return the versions of the judge and its sources, torch, Python, and some packages."""
     named = {}
     for package in packages:
         try:
@@ -346,9 +351,7 @@ def judge_versions(contract: str, packages: Collection[str] = ()) -> dict[str, s
 
 
 def summary_of(found: Targets, target: str) -> str:
-    """Return what a target comes from, with one digest of all its sources; "" for what this package
-    brings.
-    """
+    """Return what a target comes from, with a digest of its sources; "" for a target of ours."""
     place, sources = place_of(target), found.sources[target]
     if place.startswith("mha."):
         return ""

@@ -44,11 +44,13 @@ COLUMNS = (
 
 @dataclass
 class Jobs:
-    """What came of the jobs. stops, retried: jobs that ended early, and that did so at first, by
-    the reason.
+    """What came of the jobs.
 
-    corrupt: results that could not be read. flaky: jobs that two runs judged differently. outdated:
-    what is said of results that are not of this campaign, or not of the files that are there now.
+    stops, retried: by the reason, jobs that ended early, and jobs that did so at first.
+    corrupt: results that could not be read.
+    flaky: jobs that two runs judged differently.
+    outdated: what is said of results that are not of this campaign, or not of the files that are
+        there now.
     by_target: the jobs that are done.
     """
 
@@ -69,13 +71,14 @@ class Jobs:
             f"{self.done} of {self.total} jobs, {len(report.all_seeds)} seeds, {cases} cases,"
             f" {took:.0f} s of judging"
         )
-        ended, again = "ended early", "ended early at first, and run again"
-        yield from (
-            f"{ended}: {count} clauses: {visible_line(why)}" for why, count in self.stops.items()
-        )
-        yield from (f"{again}: {count}: {visible_line(why)}" for why, count in self.retried.items())
-        yield from (f"corrupt, to be run again: {visible_line(place)}" for place in self.corrupt)
-        yield from (f"not repeatable: {visible_line(what)}" for what in self.flaky)
+        for why, count in self.stops.items():
+            yield f"ended early: {count} clauses: {visible_line(why)}"
+        for why, count in self.retried.items():
+            yield f"ended early at first, and run again: {count}: {visible_line(why)}"
+        for place in self.corrupt:
+            yield f"corrupt, to be run again: {visible_line(place)}"
+        for what in self.flaky:
+            yield f"not repeatable: {visible_line(what)}"
         yield from map(visible_line, self.outdated)
 
 
@@ -83,8 +86,7 @@ def campaign_report(folders: Sequence[Folder]) -> tuple[Report, Jobs]:
     """Return the report of a campaign whose results are in some folders, and what came of its jobs.
 
     A job that has two results with different verdicts is a fault of the judge: a harness error.
-    Raises ValueError, in one line, for a folder that is not of a campaign, and for folders of
-    different ones.
+    Raises ValueError for a folder that is not of a campaign, and for folders of different ones.
     """
     stamp = folders[0].stamp()
     for other in folders[1:]:
@@ -99,9 +101,11 @@ def campaign_report(folders: Sequence[Folder]) -> tuple[Report, Jobs]:
         raise ValueError(f"{str(folders[0].path)!r} has no results yet")
     report = merge(chain([first], reports), across_seeds=True)
     jobs.outdated = [*_outdated(stamp, jobs), *_left_out(stamp, folders)]
-    incomplete = jobs.done < jobs.total
     report = replace(
-        report, versions=dict(stamp.versions), incomplete=incomplete, broken=dict(stamp.broken)
+        report,
+        versions=dict(stamp.versions),
+        incomplete=jobs.done < jobs.total,
+        broken=dict(stamp.broken),
     )
     return report, jobs
 
@@ -115,9 +119,7 @@ def _outdated(stamp: Stamp, jobs: Jobs) -> Iterator[str]:
 
 
 def _left_out(stamp: Stamp, folders: Sequence[Folder]) -> Iterator[str]:
-    """Yield how many results belong to no job of the campaign, as where they were copied from
-    another one.
-    """
+    """Yield how many results are of no job of the campaign, as where they were copied into it."""
     keys = frozenset(stamp.keys)
     for folder in folders:
         count = sum(key not in keys for key in folder.result_keys())
@@ -145,46 +147,44 @@ def _reports(stamp: Stamp, folders: Sequence[Folder], jobs: Jobs) -> Iterator[Re
 
 
 def _results(key: str, folders: Sequence[Folder], jobs: Jobs) -> Iterator[Result]:
+    """Yield the results of a job that can be read."""
     for folder in folders:
         try:
-            if result := folder.get(key):
-                yield result
+            result = folder.get(key)
         except CorruptError as error:
             jobs.corrupt.append(str(error))
+            continue
+        if result:
+            yield result
 
 
 def _agreed(report: Report, others: Sequence[Report], jobs: Jobs) -> Report:
-    """Return the report of a job, with a harness error for each verdict that another run of the job
-    contradicts.
-    """
+    """Return the report of a job, with a harness error for what another run of it contradicts."""
+    theirs: dict[str, list[Verdict]] = {}
+    for verdict in chain.from_iterable(other.verdicts for other in others):
+        theirs.setdefault(verdict.clause, []).append(verdict)
     verdicts = list(report.verdicts)
     for number, verdict in enumerate(verdicts):
-        for other in others:
-            theirs = next((each for each in other.verdicts if each.clause == verdict.clause), None)
-            if theirs and replace(theirs, seconds=verdict.seconds) != verdict:
-                what = (
-                    f"{status_of(verdict)} in one run of this job and {status_of(theirs)} in"
-                    " another"
-                )
-                jobs.flaky.append(
-                    f"{verdict.clause} for {verdict.implementation}, seed {report.seed}: {what}"
-                )
-                verdicts[number] = replace(
-                    verdict, status="harness_error", message=f"not repeatable: {what}"
-                )
+        for other in theirs.get(verdict.clause, ()):
+            if replace(other, seconds=verdict.seconds) == verdict:
+                continue
+            statuses = f"{status_of(verdict)} in one run of this job and {status_of(other)}"
+            what = f"{statuses} in another"
+            about = f"{verdict.clause} for {verdict.implementation}, seed {report.seed}"
+            jobs.flaky.append(f"{about}: {what}")
+            verdicts[number] = replace(
+                verdict, status="harness_error", message=f"not repeatable: {what}"
+            )
     return replace(report, verdicts=tuple(verdicts))
 
 
 def groups(report: Report) -> list[list[Verdict]]:
-    """Return the failures by clause and diagnosis, over all implementations; the most severe first."""
+    """Return the failures of all implementations by clause and diagnosis, the most severe first."""
     grouped: dict[tuple[str, str, str], list[Verdict]] = {}
-    failing = [
-        verdict
-        for verdict in report.verdicts
-        if is_failure(verdict) and verdict.status != "blocked"
-    ]
-    for verdict in sorted(failing, key=severity):
-        grouped.setdefault((verdict.clause, verdict.status, verdict.diagnosis), []).append(verdict)
+    for verdict in sorted(filter(is_failure, report.verdicts), key=severity):
+        if verdict.status != "blocked":
+            key = (verdict.clause, verdict.status, verdict.diagnosis)
+            grouped.setdefault(key, []).append(verdict)
     return list(grouped.values())
 
 
@@ -194,24 +194,27 @@ def rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def _row(report: Report, same: Sequence[Verdict]) -> tuple[str, ...]:
+    """Return the row of failures that are about the same; of the smallest case, if any has one."""
     smallest = min(same, key=lambda verdict: (not verdict.case, len(verdict.case or "")))
-    seeds = {seed for verdict in same for seed in verdict.seeds or report.all_seeds}
     first = (smallest.seeds or report.all_seeds)[0]
+    seeds: set[int] = set()
+    for verdict in same:
+        seeds.update(verdict.seeds or report.all_seeds)
+    names = dict.fromkeys(visible_name(verdict.implementation) for verdict in same)
+    dtypes = dict.fromkeys(visible_name(verdict.dtype) for verdict in same)
     return (
         smallest.clause,
         status_of(smallest),
         visible_line(smallest.diagnosis) or brief(smallest),
-        ", ".join(dict.fromkeys(visible_name(verdict.implementation) for verdict in same)),
-        ", ".join(dict.fromkeys(visible_name(verdict.dtype) for verdict in same)),
+        ", ".join(names),
+        ", ".join(dtypes),
         f"{len(seeds)} of {len(report.all_seeds)}, first {first}",
         visible_line(smallest.case or ""),
     )
 
 
 def write_campaign(report: Report, jobs: Jobs, file: Path) -> str:
-    """Write the report in the format of the file's suffix; return an error message, empty if it was
-    written.
-    """
+    """Write the report in the format of the file's suffix; return an error message, or ""."""
     if file.suffix == ".json":
         return write(report, file)
     text = _page(report, jobs) if file.suffix == ".html" else _markdown(report, jobs)
@@ -223,20 +226,28 @@ def write_campaign(report: Report, jobs: Jobs, file: Path) -> str:
 
 
 def _page(report: Report, jobs: Jobs) -> str:
+    """Return the page of the report, with a section on the campaign."""
     body = "".join(f"<p>{html.escape(line)}</p>" for line in jobs.lines(report))
-    if table := rows(report):
-        lines = (COLUMNS, *table)
-        cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in lines]
-        head = cells[0].replace("td>", "th>")
-        body += f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in cells[1:])}</table>"
+    table = rows(report)
+    if table:
+        lines = [_html_row(COLUMNS, "th"), *(_html_row(row, "td") for row in table)]
+        body += f"<table>{''.join(lines)}</table>"
     return to_html(report, [Section("Campaign", "campaign", body)])
 
 
+def _html_row(cells: Sequence[str], element: str) -> str:
+    row = "".join(f"<{element}>{html.escape(cell)}</{element}>" for cell in cells)
+    return f"<tr>{row}</tr>"
+
+
 def _markdown(report: Report, jobs: Jobs) -> str:
+    """Return the report as Markdown, with a section on the campaign."""
     lines = [f"- {markdown_line(line)}" for line in jobs.lines(report)]
-    if table := rows(report):
+    table = rows(report)
+    if table:
         lines += ["", _table_row(COLUMNS), _table_row(("---",) * len(COLUMNS))]
-        lines += [_table_row([markdown_line(cell) for cell in row]) for row in table]
+    for row in table:
+        lines.append(_table_row(list(map(markdown_line, row))))
     return "\n".join([to_markdown(report), "", "### Campaign", "", *lines, ""])
 
 
@@ -245,9 +256,7 @@ def _table_row(cells: Sequence[str]) -> str:
 
 
 def keep_failures(report: Report, folder: Folder) -> str:
-    """Write the failures that have a case into the folder; return what to print, empty where there
-    are none.
-    """
+    """Write the failures that have a case into the folder; return what to print, or ""."""
     file = folder.path / FAILURES
     failing = failures(report)
     if not failing and not file.exists():

@@ -92,12 +92,12 @@ class RunState:
 def run_campaign(
     campaign: Campaign, folder: Folder, options: RunOptions, state: RunState
 ) -> Generator[Result]:
-    """Run the jobs that have no result yet; yield each result once it is written, and keep `state`
-    up to date.
+    """Run the jobs that have no result yet, and yield each result once it is written.
 
-    Raises ValueError, in one line: before anything is run, for options that cannot be followed and
-    for the folder of another campaign; later, for a result that cannot be written, or a job that
-    another node cannot run.
+    state: is kept up to date.
+    Raises ValueError: before anything is run, for options that cannot be followed and for the
+        folder of another campaign; later, for a result that cannot be written, or a job that
+        another node cannot run.
     """
     engine = _engine(options)
     folder.claim(Stamp.of(campaign))
@@ -171,11 +171,8 @@ def _result(campaign: Campaign, resolved: Resolved, job: Job, text: bytes) -> Re
         reason = UNFINISHED.get(stop, stop).format(**plan)
         is_blameless = stop in UNFINISHED or stop.startswith(BEFORE)
         status: Status = "harness_error" if is_blameless else "fail"
-        verdicts.append(
-            stopped(
-                resolved, Task(clause, job.dtype, job.device), job.settings, reason, status=status
-            )
-        )
+        task = Task(clause, job.dtype, job.device)
+        verdicts.append(stopped(resolved, task, job.settings, reason, status=status))
     targets = {resolved.implementation.name: job.target}
     report = report_of_run(job.settings, verdicts, targets=targets, started=now())
     common = {name: number for name, number in job.versions.items() if name != "package"}

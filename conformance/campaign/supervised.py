@@ -39,7 +39,10 @@ LONGEST, TICK, GRACE = 1 << 24, 0.5, 2.0
 
 
 class Supervised:
-    """A process that was started. seconds: until it is ended, or 0. stop: why that was too early."""
+    """A process that was started.
+
+    seconds: until it is ended, or 0. stop: why that was too early.
+    """
 
     def __init__(self, command: Sequence[str], seconds: float) -> None:
         self.errors: IO[bytes] = TemporaryFile()  # noqa: SIM115  closed by `end`

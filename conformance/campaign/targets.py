@@ -1,4 +1,4 @@
-"""The implementations of a plan, found by processes of their own: the campaign runs none of them."""
+"""The implementations of a plan, found by other processes: the campaign runs none of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ OURS = "mha."
 
 @dataclass(frozen=True)
 class Found:
-    """What a target names, and its sources; or why it cannot be used. broken: as of `Registered`."""
+    """What a target names, and its sources, or why it cannot be used.
+
+    broken: as of `Registered`.
+    """
 
     resolved: Resolved | None = None
     sources: Sources = field(default_factory=Sources)
@@ -36,7 +39,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Targets:
-    """What a plan names. sources: by target. unavailable: what "all" names, and cannot be used."""
+    """What a plan names.
+
+    sources: by target. unavailable: what "all" names, and cannot be used.
+    """
 
     resolved: list[Resolved]
     sources: Mapping[str, Sources]
@@ -65,7 +71,8 @@ def place_of(target: str) -> str:
     """
     _, plain = split_name(target)
     if ":" not in plain:
-        plain = next((point.value for point in entry_points(group=GROUP, name=plain)), plain)
+        for point in entry_points(group=GROUP, name=plain):
+            return point.value.rpartition(":")[0]
     return plain.rpartition(":")[0]
 
 
@@ -75,10 +82,17 @@ def find_all(targets: Collection[str], memory: float) -> Targets:
     memory: of each process, in GiB; 0 for no limit. Raises ValueError, in one line, for one that
     cannot be used; among those that "all" names, that is no error.
     """
-    named = [(each, target == "all") for target in targets for each in _expanded(target)]
-    # In this thread: what an import replaces is found by looking before and after it.
-    found = {target: find(target) for target, _ in named if place_of(target).startswith(OURS)}
-    others = [target for target, _ in named if target not in found]
+    named: list[tuple[str, bool]] = []
+    for target in targets:
+        named += [(each, target == "all") for each in _expanded(target)]
+    found: dict[str, Found] = {}
+    others = []
+    for target, _ in named:
+        if not place_of(target).startswith(OURS):
+            others.append(target)
+        elif target not in found:
+            # In this thread: what an import replaces is found by looking before and after it.
+            found[target] = find(target)
     running = Processes()
     with ThreadPoolExecutor(min(4, all_cores())) as threads:
         try:
@@ -120,7 +134,9 @@ def _find_apart(target: str, memory: float, running: Processes) -> Found:
     finally:
         process.end()
     if process.stop:
-        reason = f"it took longer than {PATIENCE:g} s" if process.stop == TIMEOUT else process.stop
+        reason = process.stop
+        if reason == TIMEOUT:
+            reason = f"it took longer than {PATIENCE:g} s"
         return Found(error=f"{target!r} cannot be loaded: {reason}")
     return _received(target, answer)
 
@@ -143,8 +159,7 @@ def work() -> None:
 
 
 def _found(task: Mapping[str, Any]) -> Iterator[dict[str, object]]:
-    # As in the process of a job: what is loaded for the judge does not count as loaded by the
-    # target.
+    # As in the process of a job: what the judge loads does not count as loaded by the target.
     import mha.conformance.engine.judge
     import mha.conformance.harness.isolation  # noqa: F401  so that it is loaded
 
@@ -157,8 +172,10 @@ def _found(task: Mapping[str, Any]) -> Iterator[dict[str, object]]:
 
 
 def changed(expected: Mapping[str, str], here: Sources) -> str:
-    """Return which sources are not those that a job was planned for, "" where none is known to be."""
+    """Return which sources are known not to be those that a job was planned for, or ""."""
     known = {**here.packages, **here.files}
-    different = [name for name, text in expected.items() if known.get(name, text) != text]
-    here_and_there = [f"{name} is {known[name]}, not {expected[name]}" for name in different]
-    return "; ".join(f"{text}, where the job runs" for text in here_and_there)
+    different = []
+    for name, text in expected.items():
+        if known.get(name, text) != text:
+            different.append(f"{name} is {known[name]}, not {text}, where the job runs")
+    return "; ".join(different)
