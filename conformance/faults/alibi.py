@@ -39,14 +39,6 @@ class SlopesTurnedRound(Complete):
         return super().allow(_sloped(options, tuple(-slope for slope in options.alibi or ())), q, k)
 
 
-@fault("ALB-1", caught_by=EQUAL, trigger="several heads")
-class SlopesOfTheFirstHead(Complete):
-    """The slope of the first head is that of every head."""
-
-    def allow(self, options: Options, q: Tensor, k: Tensor) -> Allowed:
-        return super().allow(_sloped(options, (options.alibi or (0.0,))[:1] * q.shape[1]), q, k)
-
-
 @fault("ALB-1", caught_by="alibi_goes_with_other_options", trigger="grouped heads")
 class SlopesOfTheKeyHeads(Complete):
     """The query heads that share a key have the slope of the first of them."""
@@ -61,15 +53,6 @@ class SlopesOfTheKeyHeads(Complete):
 @fault("ALB-1", claims=BOTTOM_RIGHT, caught_by=EQUAL, trigger="L != S")
 class DistancesFromTheLeft(Complete):
     """Distances are counted top-left, although bottom-right is declared."""
-
-
-@fault("ALB-1", caught_by=EQUAL, trigger="a float mask")
-class SlopesForgottenBesideMask(Complete):
-    """With a float mask, the bias of the slopes is lost."""
-
-    def allow(self, options: Options, q: Tensor, k: Tensor) -> Allowed:
-        floating = options.mask is not None and options.mask.is_floating_point()
-        return super().allow(_sloped(options, None) if floating else options, q, k)
 
 
 @fault("ALB-1", caught_by=EQUAL, trigger="S > tile")

@@ -29,22 +29,6 @@ class SecondCall(Complete):
 
 @fault(
     "STA-3",
-    caught_by="calls_do_not_depend_on_calls_before",
-    trigger="a call after one of another length",
-)
-class AfterAnotherShape(Complete):
-    """A call with other lengths than the first has another scale."""
-
-    lengths: tuple[int, int] | None = None
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        now = q.shape[2], k.shape[2]
-        first, self.lengths = self.lengths or now, self.lengths or now
-        return super().score(q, k) * (1.0 if first == now else 0.9)
-
-
-@fault(
-    "STA-3",
     caught_by="one_module_is_correct_throughout_its_life",
     script_shows=False,
     trigger="a call after a backward pass",
@@ -86,26 +70,6 @@ class SpoiltByRefusal(Complete):
         output, weights, _ = super().attend(query, *rest)
         self.spoilt = before
         return Output(output + self.spoilt, weights)
-
-
-@fault(
-    "STA-3",
-    caught_by="tensors_may_change_between_calls",
-    script_shows=False,
-    trigger="a second call, with another mask at the address",
-)
-class MaskByAddress(Complete):
-    """A mask at the address of an earlier one is read as that one."""
-
-    def __init__(self, config: Config, weights: Weights) -> None:
-        super().__init__(config, weights)
-        self.masks: dict[Any, Tensor] = {}
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
-        mask = options.mask
-        if mask is not None:
-            mask = self.masks.setdefault((mask.data_ptr(), mask.shape, mask.dtype), mask.clone())
-        return super().attend(query, key, value, options.change(mask=mask))
 
 
 class _LastValues(torch.autograd.Function):
@@ -153,27 +117,6 @@ class GraphKept(Complete):
         if self.prepared is None:
             self.prepared = self.w_o * 1.0
         return F.linear(x, self.prepared, getattr(self, "b_o", None))
-
-
-@fault(
-    "STA-3",
-    caught_by="one_module_is_correct_throughout_its_life",
-    script_shows=False,
-    trigger="training after inference",
-)
-class PackedInInference(Complete):
-    """Weights that were packed for inference are used in training too, as long as they are
-    unchanged.
-    """
-
-    def project(self, x: Tensor, role: str) -> Tensor:
-        weight, packed = getattr(self, f"w_{role}"), self.__dict__.setdefault("packed", {})
-        stamp = id(weight), weight._version
-        if not torch.is_grad_enabled() and packed.get(role, (None,))[0] != stamp:
-            with torch.inference_mode(False), torch.no_grad():
-                packed[role] = stamp, weight.detach().clone()
-        held = packed[role][1] if packed.get(role, (None,))[0] == stamp else weight
-        return F.linear(x, held, getattr(self, f"b_{role}", None))
 
 
 @fault(
@@ -302,30 +245,6 @@ class WeightsPacked(Complete):
         if self.packed is None:
             self.packed = self.w_o.detach().clone()
         return F.linear(x, self.packed, getattr(self, "b_o", None))
-
-
-@fault(
-    "STA-4",
-    caught_by="state_round_trips",
-    script_shows=False,
-    trigger="weights changed between two calls in evaluation",
-)
-class PackedUntilModeChanges(Complete):
-    """Weights packed for inference are discarded only by train() and eval(): weights loaded later
-    are ignored.
-    """
-
-    def train(self, mode: bool = True) -> PackedUntilModeChanges:
-        self.__dict__["packed"] = {}
-        super().train(mode)
-        return self
-
-    def project(self, x: Tensor, role: str) -> Tensor:
-        if self.training or torch.is_grad_enabled():
-            return super().project(x, role)
-        packed = self.__dict__.setdefault("packed", {})
-        held = packed.setdefault(role, getattr(self, f"w_{role}").detach().clone())
-        return F.linear(x, held, getattr(self, f"b_{role}", None))
 
 
 @fault("STA-8", script_shows=False, trigger="a deep copy")

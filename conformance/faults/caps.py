@@ -69,14 +69,6 @@ class CapForgottenBesideWindow(Complete):
 
 
 @fault("CAP-2", caught_by="gradients_have_the_factor_of_the_cap", trigger="a cap, backwards")
-class NoFactorBackwards(Complete):
-    """The gradient lacks the factor 1 - tanh^2."""
-
-    def cap(self, scores: Tensor, bias: Tensor) -> Tensor:
-        return scores + (capped(scores, self.options.softcap) - scores).detach() + bias
-
-
-@fault("CAP-2", caught_by="gradients_have_the_factor_of_the_cap", trigger="a cap, backwards")
 class FactorOfTheCappedScore(Complete):
     """The gradient has the factor 1 - (c tanh)^2: the capped score is not divided by the cap."""
 
@@ -128,13 +120,3 @@ class TangentOfExponentials(Complete):
             return scores + bias
         x = scores / cap
         return cap * (x.exp() - (-x).exp()) / (x.exp() + (-x).exp()) + bias
-
-
-@fault("CAP-1", caught_by=PLACED, trigger="a cap with the causal flag")
-class CapDroppedUnderCausal(Complete):
-    """With the causal flag, the cap is dropped."""
-
-    def cap(self, scores: Tensor, bias: Tensor) -> Tensor:
-        if self.options.is_causal:
-            return scores + bias
-        return super().cap(scores, bias)

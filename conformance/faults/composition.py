@@ -14,8 +14,7 @@ from torch import Tensor
 from mha.conformance.faults.base import CLAIMS, Complete
 from mha.conformance.faults.families import drops_in_evaluation, mask_ignored, scores_scaled
 from mha.conformance.faults.fault import fault
-from mha.implementations.formula import with_mask
-from mha.spec import Config, Options, Weights
+from mha.spec import Config, Weights
 
 
 @fault(
@@ -144,32 +143,11 @@ class MaskForgottenExported(mask_ignored(when=lambda q, options: torch.compiler.
     """The mask is ignored under `torch.export`."""
 
 
-@fault("CMP-2", caught_by="exported_mask_agrees", script_shows=False, trigger="exported, causal")
-class CausalFlagForgottenExported(Complete):
-    """The causal flag is ignored under `torch.export`."""
-
-    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(
-            options.change(is_causal=options.is_causal and not torch.compiler.is_exporting()), q, k
-        )
-
-
 @fault("CMP-4", caught_by="autocast_is_within_the_low_precision_bound", trigger="autocast")
 class AnotherScaleUnderAutocast(
     scores_scaled(1.5, when=lambda module: torch.is_autocast_enabled(module.w_o.device.type))
 ):
     """The scale is different under autocast."""
-
-
-@fault("CMP-4", trigger="autocast, with a float mask")
-class FloatMaskUnderAutocast(Complete):
-    """A mask of another dtype than the projected queries is read as a boolean one."""
-
-    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        same = torch.bool, q.dtype
-        return super().allow(
-            with_mask(options, lambda mask: mask if mask.dtype in same else mask.bool()), q, k
-        )
 
 
 class _CastForward(torch.autograd.Function):

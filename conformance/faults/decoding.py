@@ -240,19 +240,6 @@ class PagesAllocatedTogether(Paged):
 
 
 @fault(
-    "INC-1",
-    caught_by="items_of_different_lengths_are_decoded_each_for_itself",
-    script_shows=False,
-    trigger="a first item that is not the longest, decoded beyond 8 positions",
-)
-class PagesOfTheFirst(Paged):
-    """Only as many pages of 8 keys are read as the first item has."""
-
-    def length(self, used: Tensor) -> int:
-        return min(int(used.max()), -(-max(int(used[0]), 1) // self.page) * self.page)
-
-
-@fault(
     "INC-2",
     caught_by="chunks_against_a_cache_equal_one_causal_pass",
     script_shows=False,

@@ -171,16 +171,6 @@ class DropoutScalesInHalf(
     "PTH-5",
     dtype="bfloat16",
     caught_by="errors_with_extras_do_not_add_up_to_a_defect",
-    trigger="half precision, an extra learned key",
-)
-class LearnedKeyOffInHalf(scores_off(when=lambda module, q: module.config.bias_kv)):
-    """In half precision the scores beside an extra learned key are 2% too large."""
-
-
-@fault(
-    "PTH-5",
-    dtype="bfloat16",
-    caught_by="errors_with_extras_do_not_add_up_to_a_defect",
     script_shows=False,
     trigger="half precision, an extra zero key",
 )

@@ -49,15 +49,6 @@ class MaskDropped(Complete):
         return weights
 
 
-@fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled", trigger="d_k <= 32")
-class NarrowNotRescaled(Complete):
-    """In heads of up to 32 columns, the kept weights are not rescaled."""
-
-    def drop(self, weights: Tensor) -> Tensor:
-        narrow = self.training and self.config.head_dim <= 32
-        return super().drop(weights) * (1 - self.config.dropout if narrow else 1.0)
-
-
 @fault("DRP-2", caught_by="the_share_that_is_dropped_is_p", trigger="d_k <= 32")
 class NarrowQueriesDropAlike(Complete):
     """In heads of up to 32 columns, all queries drop the same keys."""
@@ -66,15 +57,6 @@ class NarrowQueriesDropAlike(Complete):
         if self.config.head_dim > 32:
             return super().drop(weights)
         return weights * super().drop(torch.ones_like(weights[:, :, :1]))
-
-
-@fault("DRP-5", caught_by="heads_and_items_drop_independently", trigger="B > 2")
-class ItemsDropAlike(Complete):
-    """The third item of a batch drops what the first one drops, and so on."""
-
-    def drop(self, weights: Tensor) -> Tensor:
-        dropped = super().drop(torch.ones_like(weights[:2]))
-        return weights * dropped.repeat(-(-len(weights) // 2), 1, 1, 1)[: len(weights)]
 
 
 @fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled")
@@ -92,22 +74,6 @@ class ValueBiasKept(Complete):
         return context + self.repeat(self.split(bias[None, None])) * rows
 
 
-@fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled", trigger="key is value")
-class MemoryNotRescaled(Complete):
-    """Where key and value are one tensor, the kept weights are not rescaled."""
-
-    memory = False
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
-        self.memory = key is value and query is not key
-        return super().attend(query, key, value, *rest)
-
-    def drop(self, weights: Tensor) -> Tensor:
-        return super().drop(weights) * (
-            1 - self.config.dropout if self.memory and self.training else 1.0
-        )
-
-
 @fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled")
 class UnscaledWhereItDrops(Complete):
     """The scores are not scaled in the path that drops weights, which a fused kernel is not used
@@ -117,14 +83,6 @@ class UnscaledWhereItDrops(Complete):
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         drops = self.training and self.config.dropout > 0
         return super().weigh(scores * math.sqrt(self.config.head_dim) if drops else scores, allowed)
-
-
-@fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled")
-class DropsScoresToo(Complete):
-    """Dropout is applied to the scores, too."""
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return super().weigh(F.dropout(scores, self.config.dropout, self.training), allowed)
 
 
 @fault("DRP-2", caught_by="the_share_that_is_dropped_is_p")
@@ -270,19 +228,6 @@ class OutputProbabilityForWeights(WeightsAndOutputDropped):
 
     def drop(self, weights: Tensor) -> Tensor:
         return F.dropout(weights, self.config.dropout_of_output, self.training)
-
-
-@fault(
-    "DRP-2",
-    caught_by="each_probability_is_of_its_own_place",
-    claims=replace(CLAIMS, dropout="each"),
-    trigger="two different probabilities",
-)
-class WeightProbabilityForOutput(WeightsAndOutputDropped):
-    """The output is dropped with the probability of the weights."""
-
-    def drop_output(self, output: Tensor) -> Tensor:
-        return F.dropout(output, self.config.dropout, self.training)
 
 
 @fault(

@@ -63,20 +63,6 @@ class ScaleStaysBehind(Complete):
 @fault(
     "CFG-7", caught_by="a_module_is_filled_after_construction_without_memory", script_shows=False
 )
-class ScaleOnTheMetaDevice(Correct):
-    """The scale is a tensor, which is neither a parameter nor saved."""
-
-    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
-        super().__init__(d_model, n_heads, bias)
-        self.factor = torch.tensor(math.sqrt(self.config.head_dim))
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return q @ k.transpose(-1, -2) / self.factor
-
-
-@fault(
-    "CFG-7", caught_by="a_module_is_filled_after_construction_without_memory", script_shows=False
-)
 class TableIsNotSaved(Correct):
     """The scale is a buffer that is not saved, so that loading does not fill it."""
 

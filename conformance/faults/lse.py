@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from mha.conformance.faults.base import Complete
@@ -23,23 +22,6 @@ class LseInBaseTwo(Complete):
 
     def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().log_sum_exp(scores, allowed) / math.log(2)
-
-
-@fault("LSE-1", claims=WITH_LSE, caught_by=OF_SCORES)
-class LseWithoutTheScale(Complete):
-    """The log-sum-exp is that of the scores before they are scaled."""
-
-    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return super().log_sum_exp(scores * math.sqrt(self.config.head_dim), allowed)
-
-
-@fault("LSE-1", claims=WITH_LSE, caught_by=OF_SCORES, trigger="a mask")
-class LseOfMaskedKeysToo(Complete):
-    """The sum has the masked keys too."""
-
-    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        empty = ~allowed.any(-1, keepdim=True)
-        return super().log_sum_exp(scores, torch.ones_like(allowed) & ~empty)
 
 
 @fault("LSE-1", claims=WITH_LSE, caught_by=OF_SCORES, trigger="a row without keys")
@@ -83,14 +65,6 @@ class LseOfAnEarlierCall(Complete):
         self.kept = getattr(self, "kept", {})
         lse = super().log_sum_exp(scores, allowed)
         return self.kept.setdefault(scores.shape, lse)
-
-
-@fault("LSE-3", claims=WITH_LSE, script_shows=False, trigger="a loss of the log-sum-exp")
-class LseWithoutHistory(Complete):
-    """The log-sum-exp has no gradient."""
-
-    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return super().log_sum_exp(scores, allowed).detach() + 0.0 * scores.sum()
 
 
 @fault("LSE-3", claims=WITH_LSE, script_shows=False, trigger="a loss of the log-sum-exp")

@@ -176,15 +176,6 @@ class NanForEmptyRowsInFastPath(Complete):
 
 
 @fault("MSK-9", caught_by="empty_rows_leave_other_rows_alone", trigger="an empty row")
-class EmptyRowSpoilsItem(Correct):
-    """An empty row sets all weights of its item to zero."""
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        spoilt = (~allowed.any(-1)).flatten(1).any(1).view(-1, 1, 1, 1)
-        return super().weigh(scores, allowed).masked_fill(spoilt, 0.0)
-
-
-@fault("MSK-9", caught_by="empty_rows_leave_other_rows_alone", trigger="an empty row")
 class EmptyRowSpoilsBatch(Complete):
     """A row with no allowed key makes the last row of the batch NaN."""
 
@@ -234,14 +225,6 @@ class MaskedKeysReadAtZeroWeight(Complete):
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         return weights @ v
-
-
-@fault("MSK-13", caught_by="nan_of_allowed_keys_shows", trigger="NaN in the weights")
-class NanWeightsToZero(Complete):
-    """What is not a number in the weights becomes zero, meant for rows without an allowed key."""
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return super().weigh(scores, allowed).nan_to_num(nan=0.0)
 
 
 @fault("MSK-13", caught_by="nan_of_the_only_allowed_key_shows", trigger="NaN in the only key")
@@ -376,21 +359,6 @@ class MaskCropped(Complete):
 
 
 @fault("MSK-12", caught_by="masks_of_an_unclaimed_dtype_are_refused")
-class IntegerMaskAsBoolean(Correct):
-    """A mask of integers is read as a boolean one."""
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> Output:
-        return super().forward(query, key, value, None if mask is None else mask.bool(), is_causal)
-
-
-@fault("MSK-12", caught_by="masks_of_an_unclaimed_dtype_are_refused")
 class IntegerMaskAdded(Complete):
     """A mask of integers, 1 = may attend, is added to the scores."""
 
@@ -406,23 +374,6 @@ class IntegerMaskAdded(Complete):
                 else options.change(mask=mask + 0.0)
             ),
         )
-
-
-@fault(
-    "MSK-1",
-    claims=replace(CLAIMS, masks={"bool", "float", "int"}),
-    trigger="a mask of integers, low scores",
-)
-class IntegersAddTenThousand(Complete):
-    """Integers count as booleans, but subtract 10000 from the scores where those fill them with
-    -infinity.
-    """
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
-        mask = options.mask
-        if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
-            mask = (1 - mask) * torch.tensor(-1e4).to(query)
-        return super().attend(query, key, value, options.change(mask=mask))
 
 
 @fault(

@@ -22,11 +22,6 @@ LINEAR = replace(
 )
 
 
-@fault("MEM-1", claims=LINEAR, script_shows=False)
-class StoresScores(Complete):
-    """The scores of all queries and keys are stored."""
-
-
 @fault("MEM-1", claims=LINEAR, script_shows=False, trigger="a mask of keys")
 class MaskExpanded(Complete):
     """A mask of keys is copied for each query of each head."""

@@ -12,15 +12,6 @@ from mha.conformance.faults.families import hooked
 from mha.conformance.faults.fault import fault
 
 
-@fault("SCL-1", caught_by="an_explicit_scale_is_the_scale", trigger="an explicit scale")
-class ScaleIgnored(Complete):
-    """An explicit scale has no effect."""
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        self.options = self.options.change(scale=None)
-        return super().score(q, k)
-
-
 @fault("SCL-1", caught_by="an_explicit_scale_is_the_scale", trigger="a scale of 0")
 class ZeroScaleIsNone(Complete):
     """A scale of 0 is read as none: `scale or d_k**-0.5`."""

@@ -25,15 +25,6 @@ class SinksIgnored(Complete):
         return None
 
 
-@fault("SNK-1", caught_by=TAKES_PART, trigger="several heads")
-class SinkOfTheFirstHead(Complete):
-    """The sink of the first head is that of every head."""
-
-    def sinks(self, scores: Tensor) -> Tensor | None:
-        given = super().sinks(scores)
-        return None if given is None else given[:1].expand_as(given)
-
-
 @fault("SNK-1", caught_by="a_sink_goes_with_other_options", trigger="grouped heads")
 class SinkOfTheKeyHead(Complete):
     """The query heads that share a key have the sink of the first of them."""
@@ -78,14 +69,6 @@ class SinkInEveryTile(Complete):
         given = super().sinks(scores)
         tiles = max(1, -(-scores.shape[-1] // 16))
         return None if given is None else given + math.log(tiles)
-
-
-@fault("SNK-1", caught_by="a_sink_goes_with_other_options", trigger="sinks and a window")
-class SinkForgottenBesideWindow(Complete):
-    """With a window, sinks are ignored."""
-
-    def sinks(self, scores: Tensor) -> Tensor | None:
-        return super().sinks(scores) if self.options.window is None else None
 
 
 @fault("SNK-1", caught_by="a_sink_of_minus_infinity_is_none", trigger="sinks of -infinity")

@@ -5,7 +5,6 @@ plain inference.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,29 +27,6 @@ class MaskOf256Heads(Complete):
         index = torch.arange(q.shape[0] * q.shape[1]) % 256
         allowed, bias = (x.flatten(0, 1)[index].unflatten(0, q.shape[:2]) for x in (allowed, bias))
         return allowed, bias
-
-
-@fault(
-    "NUM-1",
-    caught_by="results_of_everyday_sizes_are_within_the_bound",
-    trigger="key is value, d_k > 16",
-)
-@fault(
-    "NUM-1",
-    caught_by="results_of_everyday_inference_are_within_the_bound",
-    trigger="key is value, d_k > 16",
-)
-class MemoryOf16Columns(Complete):
-    """Where key and value are one tensor, only the first 16 columns of a head enter the scores."""
-
-    width: int | None = None
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
-        self.width = 16 if key is value and query is not key else None
-        return super().attend(query, key, value, *rest)
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return q[..., : self.width] @ k[..., : self.width].mT / math.sqrt(q.shape[-1])
 
 
 @fault(

@@ -54,14 +54,6 @@ class WeightsDrift(Complete):
         return result
 
 
-@fault("STA-1")
-class QueryScaledInPlace(Complete):
-    """The query is scaled in place, in a module with every option."""
-
-    def attend(self, query: Tensor, *rest: Any) -> Output:
-        return super().attend(query.mul_(1.0), *rest)
-
-
 @fault("STA-2", trigger="L = S = 1")
 class QueryGivenBack(Complete):
     """With one query and one key, the value itself is returned."""
@@ -69,23 +61,6 @@ class QueryGivenBack(Complete):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
         result = super().attend(query, key, value, *rest)
         return Output(value, result.weights) if query.shape[1] == key.shape[1] == 1 else result
-
-
-@fault("STA-2", script_shows=False, trigger="a second call")
-class BufferUsedAgain(Complete):
-    """The output is a buffer that the next call overwrites."""
-
-    buffer: Tensor | None = None
-
-    def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights, _ = super().attend(query, *rest)
-        if (
-            self.buffer is None
-            or self.buffer.shape != output.shape
-            or self.buffer.dtype != output.dtype
-        ):
-            self.buffer = torch.empty_like(output).detach()
-        return Output(self.buffer.copy_(output.detach()), weights)
 
 
 @fault(
@@ -122,15 +97,6 @@ class BiasGivenBack(Complete):
         return Output(output, weights)
 
 
-@fault("STA-5", script_shows=False)
-class DrawsWithoutDropout(Complete):
-    """A random number is drawn without dropout."""
-
-    def drop(self, weights: Tensor) -> Tensor:
-        torch.rand(1)
-        return super().drop(weights)
-
-
 @fault("STA-5", script_shows=False, trigger="evaluation with p > 0")
 class DrawsInEvaluation(Complete):
     """What to drop is drawn in evaluation too, where nothing is dropped."""
@@ -139,15 +105,6 @@ class DrawsInEvaluation(Complete):
         if self.config.dropout and not self.training:
             torch.rand(weights.shape)
         return super().drop(weights)
-
-
-@fault("STA-5", script_shows=False)
-class ReseedsInConstruction(Complete):
-    """The construction seeds torch, for initial weights that are the same each time."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        torch.manual_seed(42)
 
 
 @fault("STA-5", script_shows=False)
@@ -238,17 +195,6 @@ class NumpyDraws(Complete):
     def attend(self, *inputs: Any) -> Output:
         numpy.random.rand()
         return super().attend(*inputs)
-
-
-@fault("STA-7", script_shows=False, trigger="two threads with masks of their own")
-class MaskStashed(Complete):
-    """The mask is kept in an attribute, which another thread may overwrite."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
-        mask = options.mask
-        self.mask = mask
-        time.sleep(1e-4)
-        return super().attend(query, key, value, options.change(mask=self.mask))
 
 
 @fault(

@@ -152,17 +152,6 @@ class UnboundedIsLength(Complete):
         return super().allow(options, q, k)
 
 
-@fault("WIN-2", caught_by="a_window_of_everything_equals_none", trigger="a window without a bound")
-class UnboundedIsZero(Complete):
-    """A side of a window without a bound is read as 0."""
-
-    def allow(self, options: Options, q: Tensor, k: Tensor) -> Allowed:
-        if options.window is not None:
-            left, right = (bound or 0 for bound in options.window)
-            options = options.change(window=(left, right))
-        return super().allow(options, q, k)
-
-
 @fault(
     "WIN-2", caught_by="a_window_of_masked_keys_is_an_empty_row", trigger="a window of masked keys"
 )
