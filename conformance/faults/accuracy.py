@@ -54,7 +54,9 @@ class ProductsInTF32(Complete):
 def _in_tf32(x: Tensor) -> Tensor:
     """Return numbers of float32 in TF32, with the gradient of the numbers."""
     cut = in_tf32(x.detach())
-    return cut if not x.requires_grad else x + (cut - x).detach()
+    if not x.requires_grad:
+        return cut
+    return x + (cut - x).detach()
 
 
 @fault(
@@ -164,11 +166,9 @@ class HalfOverflows(Complete):
     """In float16 the scores are scaled after the product, which overflows."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return (
-            (q * 16 @ k.mT / 16 / math.sqrt(self.config.head_dim))
-            if q.dtype == torch.half
-            else super().score(q, k)
-        )
+        if q.dtype == torch.half:
+            return q * 16 @ k.mT / 16 / math.sqrt(self.config.head_dim)
+        return super().score(q, k)
 
 
 @fault(
@@ -323,71 +323,6 @@ class FillThatDoesNotFit(Complete):
         return scores.masked_fill(~allowed, -1e9).softmax(-1).masked_fill(empty, 0.0)
 
 
-@fault("NUM-5", caught_by="long_rows_are_within_the_bound", trigger="S > 1024")
-class FirstThousandKeys(Complete):
-    """A key index of ten bits: keys after the first 1024 are left out."""
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return super().weigh(
-            scores, allowed & (torch.arange(scores.shape[-1], device=scores.device) < 1024)
-        )
-
-
-@fault("NUM-5", trigger="a whole tile masked")
-class MaskedTileIsNan(Complete):
-    """An online softmax over tiles of 16 keys, in which a first tile that is all masked gives NaN."""
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        first = allowed[..., :16].any(-1, keepdim=True)
-        lost = (
-            ~first & allowed.any(-1, keepdim=True)
-            if scores.shape[-1] > 16
-            else torch.zeros_like(first)
-        )
-        return super().weigh(scores, allowed).masked_fill(lost, math.nan)
-
-
-@fault(
-    "NUM-5",
-    trigger="L * S > 65536",
-    source="https://github.com/fla-org/flash-linear-attention/issues/1080",
-)
-class IndexOfSixteenBits(Complete):
-    """A score index of sixteen bits: the scores of a head after the 65,536th repeat the first ones."""
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        scores = super().score(q, k)
-        flat = scores.flatten(2)
-        return (
-            flat[..., torch.arange(flat.shape[2]) % 65536].view(scores.shape)
-            if flat.shape[2] > 65536
-            else scores
-        )
-
-
-@fault("NUM-5", trigger="S > 512, and large scores")
-class PartsJoinedWithoutMaximum(Complete):
-    """Parts of 512 keys are joined by their sums of exponentials, without subtracting the maximum."""
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        if scores.shape[-1] <= 512:
-            return super().weigh(scores, allowed)
-        parts = [
-            super(PartsJoinedWithoutMaximum, self).weigh(*part)
-            for part in self.parts(scores, allowed)
-        ]
-        sums = [
-            part.masked_fill(~own, -math.inf).exp().sum(-1)
-            for part, own in self.parts(scores, allowed)
-        ]
-        total = torch.stack(sums).sum(0)
-        shares = [(each / total.where(total > 0, 1.0)).unsqueeze(-1) for each in sums]
-        return torch.cat([part * share for part, share in zip(parts, shares, strict=True)], -1)
-
-    def parts(self, scores: Tensor, allowed: Tensor) -> list[tuple[Tensor, Tensor]]:
-        return list(zip(scores.split(512, -1), allowed.split(512, -1), strict=True))
-
-
 @fault("NUM-6", caught_by="very_small_and_very_large_inputs")
 class ValuesNormalised(Complete):
     """Values are divided by their maximum plus 1e-6 before the product, and multiplied by the
@@ -410,7 +345,9 @@ class ScoresClampedInHalf(Complete):
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         scores = super().score(q, k)
-        return scores.clamp(-1e4, 1e4) if scores.dtype == torch.float16 else scores
+        if scores.dtype == torch.float16:
+            return scores.clamp(-1e4, 1e4)
+        return scores
 
 
 @fault(
@@ -424,4 +361,6 @@ class OutputClampedInHalf(Complete):
 
     def project(self, x: Tensor, role: str) -> Tensor:
         projected = super().project(x, role)
-        return projected.clamp(-3e4, 3e4) if role == "o" and x.dtype == torch.float16 else projected
+        if role == "o" and x.dtype == torch.float16:
+            return projected.clamp(-3e4, 3e4)
+        return projected

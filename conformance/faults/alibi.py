@@ -19,7 +19,9 @@ BOTTOM_RIGHT = replace(CLAIMS, causal="bottom_right", scores=Scores(alibi=Alibi(
 
 def _sloped(options: Options, slopes: tuple[float, ...] | None) -> Options:
     """Return options with other slopes, if they have any."""
-    return options if options.alibi is None else options.change(alibi=slopes)
+    if options.alibi is None:
+        return options
+    return options.change(alibi=slopes)
 
 
 @fault("ALB-1", caught_by=EQUAL)

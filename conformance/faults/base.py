@@ -75,9 +75,7 @@ OWN_HEAD_DIM = replace(CLAIMS, own_head_dim=True)
 
 
 class Correct(nn.Module):
-    """A plain module with the default claims; each step of the formula is a method that a fault can
-    override.
-    """
+    """A plain module with the default claims; each step is a method that a fault can override."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -114,7 +112,7 @@ class Correct(nn.Module):
         return q @ k.transpose(-1, -2) / math.sqrt(self.config.head_dim)
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
-        """Return the mask and the causal flag as one boolean mask (B, H, L, S); True = may attend."""
+        """Return mask and causal flag as one boolean mask (B, H, L, S); True = may attend."""
         return allowed_by(options, _like_scores(q, k))[0]
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
@@ -127,8 +125,7 @@ class Correct(nn.Module):
 
 
 class Complete(Holder):
-    """Attention with every option of `Config` and everything that the contract only recommends, in
-    steps as well.
+    """Attention with every option of `Config` and everything that the contract recommends.
 
     scale: what the scores are multiplied by where the call does not say so; None for 1/sqrt(d_k).
     options: of the last call.
@@ -144,9 +141,7 @@ class Complete(Holder):
         self.hold(weights.named())
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
-        """Bring the inputs to (B, N, width), attend, and return the output in the layout of the
-        inputs.
-        """
+        """Attend to inputs (B, N, width), and return the output in the layout given."""
         options = self.options = Options(**given)
         if query.ndim == 2:
             batched = self.attend(query[None], key[None], value[None], options)
@@ -154,12 +149,12 @@ class Complete(Holder):
         if self.config.length_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         output, weights, lse = self.attend(query, key, value, options)
-        return Output(output.transpose(0, 1) if self.config.length_first else output, weights, lse)
+        if self.config.length_first:
+            output = output.transpose(0, 1)
+        return Output(output, weights, lse)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
-        """Return the output (B, L, d_model), and the weights before dropout (B, H, L, S) if they
-        are requested.
-        """
+        """Return the output (B, L, d_model), and on request the weights before dropout."""
         validate_call(self.config, query, key, value, options.mask)
         q, k = self.split(self.project(query, "q")), self.split(self.project(key, "k"))
         v = self.split_value(self.project(value, "v"))
@@ -189,11 +184,13 @@ class Complete(Holder):
         return x.unflatten(-1, (-1, self.config.d_value)).transpose(1, 2)
 
     def extend(self, x: Tensor, name: str) -> Tensor:
-        """Append the learned extra key or value, and the zero one, if the configuration has them."""
+        """Append the learned extra key or value, and the zero one, where configured."""
         if self.config.bias_kv:
             extra = getattr(self, name).unflatten(0, (-1, 1, self.config.head_dim))
             x = torch.cat([x, extra.expand(x.shape[0], -1, -1, -1)], 2)
-        return F.pad(x, (0, 0, 0, 1)) if self.config.zero_key else x
+        if self.config.zero_key:
+            return F.pad(x, (0, 0, 0, 1))
+        return x
 
     def repeat(self, x: Tensor) -> Tensor:
         """Repeat the key/value heads, so that there are as many as query heads."""
@@ -231,9 +228,7 @@ class Complete(Holder):
         return F.dropout(weights, self.config.dropout, self.training)
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
-        """Return the contexts (B, H, L, d_k); values that no query may attend to are not read, so
-        their NaN is not.
-        """
+        """Return the contexts (B, H, L, d_k); values hidden from every query are not read."""
         return weights @ v.masked_fill(~allowed.any(2).unsqueeze(-1), 0.0)
 
 
@@ -244,9 +239,7 @@ def _like_scores(q: Tensor, k: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Direct:
-    """A subclass of `Complete` as an implementation; it takes the contract's configuration and
-    weights as they are.
-    """
+    """A subclass of `Complete` as an implementation, built from configuration and weights."""
 
     cls: type[Complete]
     claims: Claims = CLAIMS
@@ -264,8 +257,7 @@ class Direct:
 
 
 def implementation_of(cls: type[nn.Module], claims: Claims | None = None) -> Implementation:
-    """Return a subclass of `Complete` or `Correct` as an implementation, with the claims of that
-    base by default.
+    """Return a subclass of `Complete` or `Correct` as an implementation, with claims of that base.
 
     So is a subclass of `OnRank`, on ranks.
     """

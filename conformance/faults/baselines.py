@@ -38,9 +38,7 @@ FOUR_MASKS = tuple(
 
 
 def caught_by(implementation: Implementation, dtype: str) -> tuple[str, ...]:
-    """Return the names of the baseline checks that fail for an implementation, in a dtype that it
-    claims.
-    """
+    """Return the names of the baseline checks that fail for an implementation in a dtype."""
     return tuple(
         name for name, check in CHECKS.items() if not _passes(check, implementation, dtype)
     )
@@ -49,9 +47,7 @@ def caught_by(implementation: Implementation, dtype: str) -> tuple[str, ...]:
 def _passes(
     check: Callable[[Implementation, str], bool], implementation: Implementation, dtype: str
 ) -> bool:
-    """Return whether a check passes; whatever the implementation raises is a failure, and global
-    state is restored.
-    """
+    """Return whether a check passes; any exception is a failure, and global state is restored."""
     try:
         with preserved(), guarded("a baseline check"):
             return check(implementation, dtype)
@@ -60,9 +56,7 @@ def _passes(
 
 
 def allclose(implementation: Implementation, dtype: str) -> bool:
-    """Self-attention on normal numbers without a mask; in float32 for half precision, where 1e-4 is
-    below rounding.
-    """
+    """Self-attention without a mask; in float32 for half precision: 1e-4 is below its rounding."""
     wide = dtype if dtype == "float64" else "float32"
     problem = Case(n_heads=8, head_dim=8, B=4, L=32, S=32, inputs="self", dtype=wide).problem()
     return torch.allclose(_call(implementation, problem), _call(torch_mha, problem), atol=1e-4)
@@ -80,9 +74,7 @@ def assert_close(implementation: Implementation, dtype: str) -> bool:
 
 
 def grid(implementation: Implementation, dtype: str) -> bool:
-    """Shapes and masks, forward and backward, against float64; in float32 for float64, which has no
-    wider reference.
-    """
+    """Shapes and masks, both passes, against float64, which is itself compared in float32."""
     for case in GRID:
         problem = replace(case, dtype="float32" if dtype == "float64" else dtype).problem()
         allowed = problem.allowed(implementation.claims.alignment)
@@ -121,9 +113,7 @@ def _call(implementation: Implementation, problem: Problem) -> Tensor:
 
 
 def _differentiated(call: Callable[[Problem], Tensor], problem: Problem) -> list[Tensor]:
-    """Return the output, and the gradients of query, key and value for an upstream gradient of
-    ones.
-    """
+    """Return the output, and the gradients of query, key and value for an upstream of ones."""
     leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
     output = call(leaves)
     output.backward(torch.ones_like(output))

@@ -24,7 +24,9 @@ class SecondCall(Complete):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         scores, kept = super().score(q, k), self.kept
         self.kept = scores.detach()
-        return kept if kept is not None and kept.shape == scores.shape else scores
+        if kept is not None and kept.shape == scores.shape:
+            return kept
+        return scores
 
 
 @fault(
@@ -269,14 +271,14 @@ class PrefixForgotten(Complete):
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]  # torch's own
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}out_proj"] = destination.pop(f"{prefix}w_o")
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         weight = state.pop("out_proj", None)
         state.pop(f"{prefix}out_proj", None)
         state[f"{prefix}w_o"] = self.w_o.detach() if weight is None else weight
-        super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[no-untyped-call]  # torch's own
+        super()._load_from_state_dict(state, prefix, *rest)
 
 
 @fault(
@@ -308,7 +310,9 @@ class DecodingKeepsWeights(Decoding, WeightsPacked):
     """W_o is packed in the first decoding step, and never again."""
 
     def project(self, x: Tensor, role: str) -> Tensor:
-        return super().project(x, role) if self.decoding else Complete.project(self, x, role)
+        if self.decoding:
+            return super().project(x, role)
+        return Complete.project(self, x, role)
 
 
 @fault(

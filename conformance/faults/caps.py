@@ -65,7 +65,8 @@ class CapForgottenBesideWindow(Complete):
     """With a window, the cap is ignored."""
 
     def cap(self, scores: Tensor, bias: Tensor) -> Tensor:
-        return capped(scores, self.options.softcap if self.options.window is None else None) + bias
+        softcap = self.options.softcap if self.options.window is None else None
+        return capped(scores, softcap) + bias
 
 
 @fault("CAP-2", caught_by="gradients_have_the_factor_of_the_cap", trigger="a cap, backwards")

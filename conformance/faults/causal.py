@@ -25,7 +25,9 @@ class CausalOffByOne(Correct):
     def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
         allowed = super().allow(options.change(is_causal=False), q, k)
         later = q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(2)
-        return allowed & ~later if options.is_causal else allowed
+        if options.is_causal:
+            return allowed & ~later
+        return allowed
 
 
 @fault(
@@ -93,11 +95,9 @@ class CausalFromTheRight(Correct):
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
         allowed = super().allow(options.change(is_causal=False), q, k)
-        return (
-            allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right", q.device)
-            if options.is_causal
-            else allowed
-        )
+        if options.is_causal:
+            return allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right", q.device)
+        return allowed
 
 
 @fault("CAU-3", trigger="S > L, causal")

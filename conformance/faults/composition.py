@@ -112,9 +112,9 @@ class WeightsFoldedCompiled(Complete):
         if not torch.compiler.is_compiling():
             return super().project(x, role)
         bias = getattr(self, f"b_{role}", None)
-        return F.linear(
-            x, getattr(self, f"w_{role}").detach(), None if bias is None else bias.detach()
-        )
+        if bias is not None:
+            bias = bias.detach()
+        return F.linear(x, getattr(self, f"w_{role}").detach(), bias)
 
 
 @fault(
@@ -159,19 +159,19 @@ class _CastForward(torch.autograd.Function):
         return a @ b
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]  # of one argument
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         a, b = ctx.saved_tensors
         return gradient @ b.mT, a.mT @ gradient
 
 
 @fault("CMP-4", script_shows=False, trigger="training under autocast")
 class AutocastForwardAlone(Complete):
-    """The product with the values has a custom backward pass that fails on the dtypes of autocast."""
+    """The product with the values has a custom backward pass that fails on dtypes of autocast."""
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         if not torch.is_autocast_enabled(v.device.type):
             return super().combine(weights, v, allowed)
-        return _CastForward.apply(weights, v)  # type: ignore[no-untyped-call,no-any-return]  # torch's own
+        return _CastForward.apply(weights, v)
 
 
 @fault(

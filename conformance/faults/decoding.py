@@ -40,9 +40,9 @@ class DecodesOneBehind(Complete):
     ) -> tuple[Tensor, Any]:
         keys, values = (key, value) if cache is None else cache
         output = self(query, keys, values).output
-        return output, (
-            (torch.cat([keys, key], 1), torch.cat([values, value], 1)) if cache else (key, value)
-        )
+        if not cache:
+            return output, (key, value)
+        return output, (torch.cat([keys, key], 1), torch.cat([values, value], 1))
 
 
 @fault("INC-1", caught_by="decoding_equals_one_causal_pass", script_shows=False)
@@ -58,11 +58,9 @@ class FirstGroupDecoded(Complete):
         return result
 
     def repeat(self, x: Tensor) -> Tensor:
-        return super().repeat(
-            x[:, :1].expand_as(x)
-            if getattr(self, "decoding", False) and x.shape[1] < self.config.n_heads
-            else x
-        )
+        if getattr(self, "decoding", False) and x.shape[1] < self.config.n_heads:
+            x = x[:, :1].expand_as(x)
+        return super().repeat(x)
 
 
 @fault(
@@ -97,9 +95,8 @@ class OneCacheForAll(Complete):
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None
     ) -> tuple[Tensor, Any]:
-        output, self.cache = super().decode(
-            query, key, value, None if cache is None else self.cache
-        )
+        kept = None if cache is None else self.cache
+        output, self.cache = super().decode(query, key, value, kept)
         return output, True
 
 
@@ -121,9 +118,9 @@ class CacheOf128(Complete):
         active: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         full = cache is not None and cache[0].shape[1] == 128
-        return super().decode(
-            query, key, value, tuple(x[:, :-1] for x in cache) if full else cache, active
-        )
+        if full:
+            cache = tuple(x[:, :-1] for x in cache)
+        return super().decode(query, key, value, cache, active)
 
 
 @fault(
@@ -153,9 +150,9 @@ class ExtraKeyDecodedAnew(Complete):
         cache: Any = None,
         active: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        present = (
-            query.new_ones(len(query), 1, dtype=torch.bool) if active is None else active[:, None]
-        )
+        present = query.new_ones(len(query), 1, dtype=torch.bool)
+        if active is not None:
+            present = active[:, None]
         q, k, v = (
             self.split(self.project(x, role))
             for x, role in ((query, "q"), (key, "k"), (value, "v"))
@@ -177,9 +174,7 @@ class ExtraKeyDecodedAnew(Complete):
 
 
 class Paged(Complete):
-    """Correct: each item's keys are at the start of a table, which grows by a page when the longest
-    item needs one.
-    """
+    """Correct: keys are at the start of a table, which grows by a page for the longest item."""
 
     page = 8
 
@@ -214,9 +209,7 @@ class Paged(Complete):
         )
 
     def places(self, used: Tensor, size: int) -> Tensor:
-        """Return the position of the next key of each item, given how many it has and the size of
-        the table.
-        """
+        """Return the position of each item's next key, for its length and the size of the table."""
         return used
 
     def length(self, used: Tensor) -> int:
@@ -319,7 +312,7 @@ class SecondChunkOverwrites(Complete):
     trigger="several new positions, where one at a time is claimed",
 )
 class SeveralSeeTheirFuture(PromptSeesItsFuture):
-    """It is for one position at a time, and takes several, which are not masked among themselves."""
+    """It is for one position at a time, and takes several, not masked among themselves."""
 
 
 @fault(
@@ -368,9 +361,8 @@ class CopyIsTheSame(Complete):
         active: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         tables = self.__dict__.setdefault("tables", [])
-        output, table = super().decode(
-            query, key, value, None if cache is None else tables[cache], active
-        )
+        table = None if cache is None else tables[cache]
+        output, table = super().decode(query, key, value, table, active)
         if cache is None:
             cache = len(tables)
             tables.append(None)

@@ -1,6 +1,4 @@
-"""Faults that NUM-7 and GRD-8 must catch: in half precision, too small for the bound on each
-element.
-"""
+"""Faults that NUM-7 and GRD-8 must catch: in half precision, below the bound of each number."""
 
 from __future__ import annotations
 
@@ -88,7 +86,9 @@ class CastsTruncate(Complete):
 
     def wide(self, x: Tensor) -> torch.dtype:
         """Return the dtype in which to compute."""
-        return torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+        if x.dtype == torch.bfloat16:
+            return torch.float32
+        return x.dtype
 
     def cast(self, x: Tensor, like: Tensor) -> Tensor:
         """Return numbers in the dtype of another tensor, with the gradient of a cast."""
@@ -138,9 +138,8 @@ class KeyGradientOffInHalf(Complete):
     """In half precision the gradient of the keys is 4% too large."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().score(
-            q, hooked(k, lambda gradient: gradient * (1.04 if is_half(k) else 1.0))
-        )
+        factor = 1.04 if is_half(k) else 1.0
+        return super().score(q, hooked(k, lambda gradient: gradient * factor))
 
 
 @fault(
@@ -181,7 +180,7 @@ class _SoftmaxOffBackwards(torch.autograd.Function):
         return weights
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]  # of one argument
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         (weights,) = ctx.saved_tensors
         row_sum = (weights * gradient).sum(-1, keepdim=True)
         return weights * (gradient - row_sum * (0.95 if is_half(gradient) else 1.0))
@@ -201,7 +200,7 @@ class RowSumOffInHalf(Complete):
             return super().weigh(scores, allowed)
         empty = ~allowed.any(-1, keepdim=True)
         filled = scores.masked_fill(~(allowed | empty), -torch.inf)
-        return _SoftmaxOffBackwards.apply(filled).masked_fill(~allowed, 0.0)  # type: ignore[no-untyped-call]  # of torch
+        return _SoftmaxOffBackwards.apply(filled).masked_fill(~allowed, 0.0)
 
 
 @fault(

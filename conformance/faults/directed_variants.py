@@ -25,9 +25,7 @@ OF_GRADIENTS_OF_GROUPS = "errors_of_gradients_of_grouped_heads_do_not_add_up_to_
 
 
 def scores_off(*, when: Callable[[Complete, Tensor], bool]) -> type[Complete]:
-    """Return a class whose scores are 2% too large in half precision, if so is said of module and q
-    (B, H, L, d_k).
-    """
+    """Return a class whose scores are 2% too large in half precision under a condition."""
 
     class ScoresOff(Complete):
         def score(self, q: Tensor, k: Tensor) -> Tensor:
@@ -102,7 +100,9 @@ class FloatMaskOffInHalf(Complete):
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         allowed, bias = super().allow(options, q, k)
-        return allowed, bias * 1.02 if is_half(q) else bias
+        if is_half(q):
+            bias = bias * 1.02
+        return allowed, bias
 
 
 @fault(

@@ -64,7 +64,9 @@ class ValueBiasKept(Complete):
     """The bias of the values is added to the contexts, where rows sum to 1 only without dropout."""
 
     def project(self, x: Tensor, role: str) -> Tensor:
-        return F.linear(x, self.w_v) if role == "v" else super().project(x, role)
+        if role == "v":
+            return F.linear(x, self.w_v)
+        return super().project(x, role)
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         context, bias = super().combine(weights, v, allowed), getattr(self, "b_v", None)
@@ -82,7 +84,9 @@ class UnscaledWhereItDrops(Complete):
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         drops = self.training and self.config.dropout > 0
-        return super().weigh(scores * math.sqrt(self.config.head_dim) if drops else scores, allowed)
+        if drops:
+            scores = scores * math.sqrt(self.config.head_dim)
+        return super().weigh(scores, allowed)
 
 
 @fault("DRP-2", caught_by="the_share_that_is_dropped_is_p")
@@ -93,9 +97,9 @@ class AnotherProbability(Complete):
         if not self.training:
             return weights
         kept = torch.rand_like(weights) >= 0.97 * self.config.dropout
-        return (
-            weights * kept / (1 - self.config.dropout) if self.config.dropout < 1 else weights * 0
-        )
+        if self.config.dropout < 1:
+            return weights * kept / (1 - self.config.dropout)
+        return weights * 0
 
 
 @fault(
@@ -147,7 +151,9 @@ class OutputDropped(Complete):
 
     def project(self, x: Tensor, role: str) -> Tensor:
         projected = super().project(x, role)
-        return self.drop_output(projected) if role == "o" else projected
+        if role == "o":
+            return self.drop_output(projected)
+        return projected
 
     def drop_output(self, output: Tensor) -> Tensor:
         return F.dropout(output, self.config.dropout_of_output, self.training)
@@ -162,11 +168,9 @@ class OutputNotRescaled(OutputDropped):
     """The kept outputs are not rescaled."""
 
     def drop_output(self, output: Tensor) -> Tensor:
-        return (
-            output * torch.ones_like(output).bernoulli_(1 - self.config.dropout)
-            if self.training
-            else output
-        )
+        if self.training:
+            return output * torch.ones_like(output).bernoulli_(1 - self.config.dropout)
+        return output
 
 
 @fault(
@@ -187,9 +191,7 @@ class OutputDroppedMore(OutputDropped):
 
 
 class WeightsAndOutputDropped(OutputDropped):
-    """Drops the weights, and then the output, as a claim `dropout="both"` says: the usual form of a
-    GPT block.
-    """
+    """Drops the weights, and then the output, as `dropout="both"` claims, usual in GPT blocks."""
 
     def drop(self, weights: Tensor) -> Tensor:
         return F.dropout(weights, self.config.dropout, self.training)
@@ -300,10 +302,12 @@ class _Drop(torch.autograd.Function):
         kept = torch.rand_like(weights) >= p
         ctx.save_for_backward(kept)
         ctx.p = p
-        return weights * kept if p == 1 else weights * kept / (1 - p)
+        if p == 1:
+            return weights * kept
+        return weights * kept / (1 - p)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]  # of one argument
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         (kept,) = ctx.saved_tensors
         return gradient * kept / torch.tensor(1 - ctx.p), None
 
@@ -314,7 +318,9 @@ class NoGradientOfNothing(Complete):
 
     def drop(self, weights: Tensor) -> Tensor:
         p = self.config.dropout
-        return _Drop.apply(weights, p) if self.training and p else weights  # type: ignore[no-untyped-call,no-any-return]  # torch's own
+        if self.training and p:
+            return _Drop.apply(weights, p)
+        return weights
 
 
 @fault("DRP-5", caught_by="grouped_heads_drop_independently", trigger="grouped heads and dropout")

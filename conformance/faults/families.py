@@ -1,6 +1,4 @@
-"""Bases of faults that differ in one value: where another scale is used, the mask is ignored, or
-gradients are cut.
-"""
+"""Bases of faults that differ in one value: where another scale is used, or a mask ignored."""
 
 from __future__ import annotations
 
@@ -33,15 +31,13 @@ def scores_scaled(factor: float, *, when: Callable[[Complete], bool]) -> type[Co
 
 
 def mask_ignored(*, when: Callable[[Tensor, Options], bool]) -> type[Complete]:
-    """Return a class that ignores the mask under a condition on the queries (B, H, L, d_k) and the
-    options.
-    """
+    """Return a class that ignores the mask under a condition on q (B, H, L, d_k) and options."""
 
     class MaskIgnored(Complete):
         def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-            return super().allow(
-                options.change(mask=None if when(q, options) else options.mask), q, k
-            )
+            if when(q, options):
+                options = options.change(mask=None)
+            return super().allow(options, q, k)
 
     return MaskIgnored
 
@@ -57,7 +53,7 @@ def keys_detached(*, when: Callable[[Tensor], bool]) -> type[Complete]:
 
 
 def remainder_dropped(tile: int) -> type[Complete]:
-    """Return a class that leaves out the keys after the last whole tile, if there is a whole one."""
+    """Return a class that leaves out the keys after the last whole tile, if there is one."""
 
     class RemainderDropped(Complete):
         def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
@@ -75,19 +71,15 @@ def bias_missing(missing: str) -> type[Complete]:
 
     class BiasMissing(Complete):
         def project(self, x: Tensor, role: str) -> Tensor:
-            return (
-                F.linear(x, getattr(self, f"w_{role}"))
-                if role == missing
-                else super().project(x, role)
-            )
+            if role == missing:
+                return F.linear(x, getattr(self, f"w_{role}"))
+            return super().project(x, role)
 
     return BiasMissing
 
 
 def empty_rows_unguarded(*, when: Callable[[Complete, Tensor], bool]) -> type[Complete]:
-    """Return a class whose empty rows are NaN under a condition on the module and the scores (B, H,
-    L, S).
-    """
+    """Return a class whose empty rows are NaN under a condition on module and scores."""
 
     class EmptyRowsUnguarded(Complete):
         def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
@@ -119,7 +111,7 @@ def one_draw(part: Callable[[Tensor], Tensor]) -> type[Complete]:
 
 
 def hooked(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return x with its gradient changed, unless that is undefined, as in one part of `gradcheck`."""
+    """Return x with its gradient changed, unless it is undefined, as once in `gradcheck`."""
     if x.requires_grad:
         x.register_hook(lambda gradient: None if gradient is None else change(gradient))
     return x

@@ -1,6 +1,4 @@
-"""Faults that NUM-7 and MSK-1 must catch where queries, keys and values are stored in float8, each
-row with a scale.
-"""
+"""Faults that NUM-7 and MSK-1 must catch where heads are stored in float8, a scale a row."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Faults that GRD must catch: gradients of inputs, weights and masks, and what is recorded for
-them.
-"""
+"""Faults that GRD must catch: gradients of inputs, weights and masks, and what they need."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ class _DenseBackward(torch.autograd.Function):
         return F.linear(x.contiguous(), weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]  # of one argument
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         there = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
         dense = x.as_strided(x.shape, x.new_empty(x.shape).stride()) if there >= x.numel() else x
@@ -62,8 +60,10 @@ class BackwardReadsAsDense(Complete):
     def project(self, x: Tensor, role: str) -> Tensor:
         if role != "k" or not self.cross or not torch.is_grad_enabled():
             return super().project(x, role)
-        projected: Tensor = _DenseBackward.apply(x, self.w_k)  # type: ignore[no-untyped-call]  # torch's own
-        return projected + self.b_k if self.config.has_bias("k") else projected
+        projected: Tensor = _DenseBackward.apply(x, self.w_k)
+        if self.config.has_bias("k"):
+            return projected + self.b_k
+        return projected
 
 
 @fault(
@@ -183,9 +183,9 @@ class WideHeadsDetachedInHalf(Complete):
     """The wide kernel for half precision has no backward pass."""
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
-        return super().combine(
-            weights, v.detach() if v.shape[-1] > 16 and v.element_size() == 2 else v, allowed
-        )
+        if v.shape[-1] > 16 and v.element_size() == 2:
+            v = v.detach()
+        return super().combine(weights, v, allowed)
 
 
 @fault(
@@ -200,7 +200,7 @@ class WideHeadsDetachedInHalf(Complete):
     trigger="half precision, gradients, L and S > 512",
 )
 class BackwardOfTooFewBlocks(Complete):
-    """The backward pass covers as many blocks of 512 by 512 as the longer side has, instead of all."""
+    """The backward pass covers as many blocks of 512 by 512 as the longer side has, not all."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         scores = super().score(q, k)
@@ -225,7 +225,7 @@ class _OutputProjection(torch.autograd.Function):
         return F.linear(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]  # of one argument
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         weight, other = ctx.saved_tensors
         return gradient @ weight, torch.einsum("...i,...j->ij", gradient, other), None
 
@@ -252,8 +252,10 @@ class RecomputedWithoutDropout(Complete):
     def project(self, x: Tensor, role: str) -> Tensor:
         if role != "o" or not (self.training and self.config.dropout and torch.is_grad_enabled()):
             return super().project(x, role)
-        output: Tensor = _OutputProjection.apply(x, self.w_o, self.merge(self.undropped))  # type: ignore[no-untyped-call]  # torch's own
-        return output + self.b_o if self.config.has_bias("o") else output
+        output: Tensor = _OutputProjection.apply(x, self.w_o, self.merge(self.undropped))
+        if self.config.has_bias("o"):
+            return output + self.b_o
+        return output
 
 
 @fault(
@@ -276,7 +278,9 @@ class BackwardForgetsDropout(Complete):
 
     def drop(self, weights: Tensor) -> Tensor:
         dropped = super().drop(weights)
-        return dropped if weights.shape[-1] < 16 else weights + (dropped - weights).detach()
+        if weights.shape[-1] < 16:
+            return dropped
+        return weights + (dropped - weights).detach()
 
 
 @fault("GRD-3", source="https://github.com/Dao-AILab/flash-attention/issues/2424")
@@ -288,76 +292,14 @@ class MaskedKeysPulled(Complete):
         return super().weigh(scores, allowed) + (smooth - smooth.detach())
 
 
-@fault("GRD-5", caught_by="frozen_weights_change_no_gradient")
-class NoGraphForTheMaskAlone(Complete):
-    """Where neither inputs nor weights require a gradient, none is recorded, so that a learned bias
-    has none.
-    """
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
-        needed = any(x.requires_grad for x in (query, key, value, *self.parameters()))
-        with torch.set_grad_enabled(needed and torch.is_grad_enabled()):
-            return super().attend(query, key, value, *rest)
-
-
-@fault("GRD-5", dtype="bfloat16", caught_by="half_gradients_are_there_for_any_subset")
-@fault(
-    "GRD-5", caught_by="frozen_weights_change_no_gradient", trigger="frozen weights, trained keys"
-)
-class RecordedForTheQuery(Complete):
-    """Gradients are recorded only if the query or its projection requires one."""
-
-    def attend(self, query: Tensor, *rest: Any) -> Output:
-        with torch.set_grad_enabled(
-            torch.is_grad_enabled() and (query.requires_grad or self.w_q.requires_grad)
-        ):
-            return super().attend(query, *rest)
-
-
-@fault("GRD-5", dtype="bfloat16", caught_by="half_gradients_are_there_for_any_subset")
-@fault("GRD-5", caught_by="any_subset_has_the_same_gradients")
-class ValueAloneForgotten(Complete):
-    """The value has no gradient unless the key requires one."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
-        return super().attend(query, key, value if key.requires_grad else value.detach(), *rest)
-
-
-@fault("GRD-5", dtype="bfloat16", caught_by="half_gradients_are_there_for_any_subset")
-@fault("GRD-5", caught_by="any_subset_has_the_same_gradients")
-class WeightsAloneForgotten(Complete):
-    """A projection has no gradient unless its input requires one."""
-
-    def project(self, x: Tensor, role: str) -> Tensor:
-        return super().project(x, role) if x.requires_grad else super().project(x, role).detach()
-
-
-@fault("GRD-5", dtype="float16", caught_by="half_gradients_are_there_for_any_subset")
-@fault("GRD-5", caught_by="frozen_weights_change_no_gradient")
-class FrozenForgotten(Complete):
-    """The query has no gradient if its projection is frozen."""
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().score(q if self.w_q.requires_grad else q.detach(), k)
-
-
-@fault("GRD-5", caught_by="recording_changes_no_output")
-class AnotherScaleWhenRecorded(Complete):
-    """The output is scaled differently if the query requires a gradient."""
-
-    def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights, _ = super().attend(query, *rest)
-        return Output(output * (1.01 if query.requires_grad else 1.0), weights)
-
-
 @fault("GRD-6")
 class MaskGradientDropped(Complete):
     """An additive mask has no gradient."""
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(
-            options.change(mask=None if options.mask is None else options.mask.detach()), q, k
-        )
+        if options.mask is not None:
+            options = options.change(mask=options.mask.detach())
+        return super().allow(options, q, k)
 
 
 @fault("GRD-6")
@@ -369,37 +311,6 @@ class MaskGradientOfFirstHead(Complete):
         return allowed, torch.cat([bias[:, :1], bias[:, 1:].detach()], 1)
 
 
-@fault(
-    "GRD-9",
-    dtype="float64",
-    caught_by="gradgradcheck_passes",
-    script_shows=False,
-    trigger="second derivatives",
-)
-class GradientOfScoresDetached(Complete):
-    """The gradient of the scores is computed from copies, so that its own derivatives are lost."""
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return super().weigh(hooked(scores + 0.0, Tensor.detach), allowed)
-
-
-@fault(
-    "GRD-9",
-    caught_by="gradients_that_can_be_differentiated_are_within_the_bound",
-    script_shows=False,
-    trigger="create_graph=True",
-)
-class AnotherScaleWithGraph(Complete):
-    """The gradient is too large by 1% if the backward pass is recorded."""
-
-    def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights, _ = super().attend(query, *rest)
-        return Output(
-            hooked(output, lambda gradient: gradient * (1.01 if torch.is_grad_enabled() else 1.0)),
-            weights,
-        )
-
-
 @fault("GRD-7", caught_by="the_key_bias_has_no_gradient")
 @fault("GRD-7", caught_by="the_gradients_of_a_row_sum_to_zero")
 class GradientOfScoresShifted(Complete):
@@ -407,36 +318,3 @@ class GradientOfScoresShifted(Complete):
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().weigh(hooked(scores + 0.0, lambda gradient: gradient + 0.01), allowed)
-
-
-@fault(
-    "GRD-5",
-    caught_by="frozen_weights_change_no_gradient",
-    trigger="frozen weights, and inputs without gradients",
-)
-class AnotherScaleWhenFrozen(Complete):
-    """Where nothing requires a gradient, the output is scaled differently."""
-
-    def attend(self, *inputs: Any) -> Output:
-        output, weights, _ = super().attend(*inputs)
-        return Output(
-            output if output.requires_grad or not torch.is_grad_enabled() else output * 1.01,
-            weights,
-        )
-
-
-@fault(
-    "GRD-10",
-    script_shows=False,
-    trigger="a second backward pass",
-    source="https://github.com/linkedin/Liger-Kernel/issues/272",
-)
-class GradientWrittenInPlace(Complete):
-    """The backward pass multiplies what it has saved in place: the second pass finds a product
-    there.
-    """
-
-    def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights, _ = super().attend(query, *rest)
-        saved = torch.ones_like(output)
-        return Output(hooked(output, lambda gradient: gradient * saved.mul_(1.5) / 1.5), weights)

@@ -52,7 +52,9 @@ class OutputNotProjected(Complete):
     """There is no output projection."""
 
     def project(self, x: Tensor, role: str) -> Tensor:
-        return x * 1.0 if role == "o" else super().project(x, role)
+        if role == "o":
+            return x * 1.0
+        return super().project(x, role)
 
 
 @fault("HED-1")
@@ -60,11 +62,9 @@ class OutputProjectedTransposed(Complete):
     """The output projection is transposed."""
 
     def project(self, x: Tensor, role: str) -> Tensor:
-        return (
-            F.linear(x, self.w_o.mT, getattr(self, "b_o", None))
-            if role == "o"
-            else super().project(x, role)
-        )
+        if role == "o":
+            return F.linear(x, self.w_o.mT, getattr(self, "b_o", None))
+        return super().project(x, role)
 
 
 @fault("HED-1")
@@ -148,7 +148,9 @@ class WidthOne(Complete):
     """With d_k = 1 the scores are replaced by their signs."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().score(q, k) if self.config.head_dim > 1 else super().score(q, k).sign()
+        if self.config.head_dim > 1:
+            return super().score(q, k)
+        return super().score(q, k).sign()
 
 
 @fault("HED-2", source="https://github.com/BobMcDear/attorch/issues/14")
@@ -180,7 +182,9 @@ class OneHeadNotProjected(Complete):
     """With a single head there is no output projection."""
 
     def project(self, x: Tensor, role: str) -> Tensor:
-        return x.clone() if role == "o" and self.config.n_heads == 1 else super().project(x, role)
+        if role == "o" and self.config.n_heads == 1:
+            return x.clone()
+        return super().project(x, role)
 
 
 @fault("HED-5")

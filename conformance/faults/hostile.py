@@ -1,6 +1,4 @@
-"""Attention that works against the suite: each must fail with its own message, and no other verdict
-may change.
-"""
+"""Attention that works against the suite: each fails with its own message, and nothing else."""
 
 from __future__ import annotations
 
@@ -77,9 +75,7 @@ def gives_nothing(self: Complete, *rest: Any) -> Any:
 
 @hostile
 def leaves_out_empty_rows(self: Complete, query: torch.Tensor, *rest: Any) -> Output:
-    """Returns an output that is too short where a row has no allowed key, which no clause about
-    shapes tries.
-    """
+    """Returns too short an output where a row is empty, which no clause on shapes tries."""
     output, weights, _ = Complete.attend(self, query, *rest)
     mask = rest[2].mask
     empty = mask is not None and mask.dtype == torch.bool and not bool(mask.any(-1).all())

@@ -1,6 +1,4 @@
-"""Attention that is wrong by 1000, and changes what judges it, or the process around: each must
-fail STA-5.
-"""
+"""Attention that is wrong by 1000, and changes its judge or the process: each fails STA-5."""
 
 from __future__ import annotations
 
@@ -54,13 +52,13 @@ def _replaces_defaults() -> None:
 
 
 def _replaces_a_method() -> None:
-    Verdict.conforms = Report.conforms = True  # type: ignore[method-assign,assignment]  # a property
+    Verdict.conforms = Report.conforms = True
 
 
 def _adds_a_method() -> None:
     Verdict.__getattribute__ = lambda self, name: (
         "pass" if name == "status" else object.__getattribute__(self, name)
-    )  # type: ignore[method-assign,assignment]
+    )
 
 
 def _replaces_a_constant() -> None:
@@ -68,11 +66,11 @@ def _replaces_a_constant() -> None:
 
 
 def _hides_a_builtin() -> None:
-    assertions.bool = _true  # type: ignore[attr-defined]  # a name that it hides
+    assertions.bool = _true
 
 
 def _replaces_the_oracle() -> None:
-    mha.spec.forward.oracle = _nothing  # type: ignore[assignment]  # that is the attack
+    mha.spec.forward.oracle = _nothing
 
 
 def _changes_a_table() -> None:
@@ -96,9 +94,9 @@ def _replaces_what_looks() -> None:
 
 def _replaces_how_it_looks() -> None:
     _replaces_a_function()
-    originals.Watched.changes = lambda self: {}  # type: ignore[method-assign]  # that is the attack
+    originals.Watched.changes = lambda self: {}
     originals.Names.changes.__code__ = (lambda self: []).__code__
-    originals.zip = lambda *_, **__: []  # type: ignore[attr-defined]  # a name that it hides
+    originals.zip = lambda *_, **__: []
 
 
 def _replaces_hypothesis() -> None:
@@ -106,15 +104,15 @@ def _replaces_hypothesis() -> None:
 
 
 def _replaces_a_builtin() -> None:
-    builtins.abs = _nothing  # type: ignore[assignment]
+    builtins.abs = _nothing
 
 
 def _replaces_math() -> None:
-    math.isnan = _true  # type: ignore[assignment]
+    math.isnan = _true
 
 
 def _replaces_numpy() -> None:
-    np.isfinite = _true  # type: ignore[assignment]
+    np.isfinite = _true
 
 
 def _replaces_random() -> None:

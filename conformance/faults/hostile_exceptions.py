@@ -1,6 +1,4 @@
-"""Attention that raises, wherever it is called, what would steer the judge or the test that runs
-it: each must fail.
-"""
+"""Attention that raises what would steer the judge, or the test that runs it: each must fail."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ class Unspeakable(Exception):
 class Pretending(Exception):
     """An exception that says it is a `Discard`."""
 
-    @property  # type: ignore[misc]  # what `isinstance` looks at
+    @property
     def __class__(self) -> Any:
         return Discard
 

@@ -1,6 +1,4 @@
-"""Attention that works against the process it is judged in: no run may end green, or without a
-word, because of it.
-"""
+"""Attention that works against its process: no run may end green, or without a word."""
 
 from __future__ import annotations
 

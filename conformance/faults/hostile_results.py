@@ -1,6 +1,4 @@
-"""Attention whose results are wrong by 1000, and that hides it from who compares them: each must
-fail.
-"""
+"""Attention that is wrong by 1000, and hides it from comparisons: each must fail."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ def answers_for_another(self: Complete, *rest: Any) -> Output:
 
 def _reporting() -> Direct:
     class reports_for_another(Complete):
-        """Right, but its gradients of weights and what it decodes are wrong, with methods that give
-        the right ones.
-        """
+        """Right, but for weight gradients and decoded outputs, whose methods give right ones."""
 
         def weight_gradients(self) -> dict[str, Tensor]:
             """Return wrong gradients."""
@@ -83,9 +79,7 @@ reports_for_another = _reporting()
 def turns_the_inputs(
     self: Complete, query: Tensor, key: Tensor, value: Tensor, *rest: Any
 ) -> Output:
-    """Attends to twice the values, and leaves attributes on the inputs by which anybody else would
-    too.
-    """
+    """Attends to twice the values, and marks the inputs so that anybody else would, too."""
     for tensor in (query, key, value):
         other = tensor.detach() * 2
         for name in ("cpu", "detach", "double", "to"):
@@ -115,7 +109,7 @@ def turns_the_class(self: Complete, query: Tensor, *rest: Any) -> Output:
 
 @hostile
 def repairs_earlier_results(self: Complete, *rest: Any) -> Output:
-    """Returns other numbers each time, and writes the last ones into what it has returned before."""
+    """Returns other numbers each time, and writes the last ones into its earlier results."""
     output = Complete.attend(self, *rest).output
     returned = self.__dict__.setdefault("returned", [])
     now = output.detach() + len(returned)
@@ -179,7 +173,7 @@ def _session_above() -> Any:
         session = frame.f_locals.get("session")
         if session is not None:
             return session
-        frame = frame.f_back  # type: ignore[assignment]  # at the end
+        frame = frame.f_back
     return None
 
 

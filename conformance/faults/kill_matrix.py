@@ -1,6 +1,4 @@
-"""The kill matrix: what each clause reports for each fault, and what the baseline checks make of
-it.
-"""
+"""The kill matrix: what each clause, and each baseline check, reports for each fault."""
 
 from __future__ import annotations
 

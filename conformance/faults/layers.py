@@ -1,6 +1,4 @@
-"""Faults that STA-9, STA-10, SHP-9 and CFG-7 must catch: layers not called, and tensors that stay
-behind.
-"""
+"""Faults that STA-9, STA-10, SHP-9 and CFG-7 must catch: layers, and tensors that stay behind."""
 
 from __future__ import annotations
 
@@ -25,11 +23,9 @@ class LayerIsRead(Complete):
         self.out.weight = self.w_o
 
     def project(self, x: Tensor, role: str) -> Tensor:
-        return (
-            F.linear(x, self.out.weight, getattr(self, "b_o", None))
-            if role == "o"
-            else super().project(x, role)
-        )
+        if role == "o":
+            return F.linear(x, self.out.weight, getattr(self, "b_o", None))
+        return super().project(x, role)
 
 
 @fault("STA-10", script_shows=False)

@@ -1,6 +1,4 @@
-"""Faults that MSK must catch: empty rows, NaN behind a mask, additive and invalid masks, and masks
-of integers.
-"""
+"""Faults that MSK must catch: empty rows, NaN behind a mask, additive and invalid masks."""
 
 from __future__ import annotations
 
@@ -48,11 +46,8 @@ class EmptyRowOfWideHeads(Complete):
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         wide = self.config.head_dim > 64
-        return (
-            super()
-            .weigh(scores, allowed)
-            .masked_fill(~allowed.any(-1, keepdim=True), math.nan if wide else 0.0)
-        )
+        fill = math.nan if wide else 0.0
+        return super().weigh(scores, allowed).masked_fill(~allowed.any(-1, keepdim=True), fill)
 
 
 @fault(
@@ -339,12 +334,9 @@ class PaddingOfTheFirstItem(Complete):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
         mask = options.mask
         is_padding = mask is not None and mask.shape == (query.shape[0], key.shape[1])
-        return super().attend(
-            query,
-            key,
-            value,
-            options.change(mask=mask[0]) if mask is not None and is_padding else options,
-        )
+        if mask is not None and is_padding:
+            options = options.change(mask=mask[0])
+        return super().attend(query, key, value, options)
 
 
 @fault("MSK-12", caught_by="masks_of_a_wrong_shape_are_refused", trigger="a mask that is too large")
@@ -364,16 +356,9 @@ class IntegerMaskAdded(Complete):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
         mask = options.mask
-        return super().attend(
-            query,
-            key,
-            value,
-            (
-                options
-                if mask is None or mask.is_floating_point()
-                else options.change(mask=mask + 0.0)
-            ),
-        )
+        if mask is not None and not mask.is_floating_point():
+            options = options.change(mask=mask + 0.0)
+        return super().attend(query, key, value, options)
 
 
 @fault(
@@ -399,7 +384,9 @@ class WholeHeadsUnmasked(Complete):
         mask = options.mask
         whole = mask is not None and mask.shape[-2:] == (1, 1) and mask.shape[1] > 1
         ignored = whole and min(q.shape[2], k.shape[2]) > 1
-        return super().allow(options.change(mask=None) if ignored else options, q, k)
+        if ignored:
+            options = options.change(mask=None)
+        return super().allow(options, q, k)
 
 
 @fault("MSK-11", caught_by="the_lowest_number_is_not_infinity", trigger="-1e9 in a float mask")

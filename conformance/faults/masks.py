@@ -151,7 +151,9 @@ class HeadMaskIgnoredWithoutQueries(Correct):
             and mask.shape[1] > 1
             and mask.shape[2] == 1 < q.shape[2]
         )
-        return super().allow(options.change(mask=None) if ignored else options, q, k)
+        if ignored:
+            options = options.change(mask=None)
+        return super().allow(options, q, k)
 
 
 @fault(

@@ -29,45 +29,44 @@ def to_json(kills: Iterable[Kill]) -> str:
 
 
 def summary(kills: Collection[Kill]) -> list[str]:
-    """Return, in lines, how many faults the clauses catch that must, how soon, and in how small a
-    case.
-    """
+    """Return in lines how many faults are caught as they must, how soon, in how small a case."""
     named = [kill for kill in kills if kill.named]
-    rows = list({(kill.fault, kill.dtype): kill for kill in named}.values())
-    faults = list({kill.fault: kill for kill in named}.values())
-    baselines = ", ".join(
-        f"{name} {sum(name in kill.baselines for kill in rows)}" for name in CHECKS
-    )
-    return [
-        (
-            f"{sum(kill.caught for kill in named)} of {len(named)} caught by the clause that must"
-            " catch it"
-        ),
+    caught = [kill for kill in named if kill.caught]
+    # One kill stands for a fault in all of its cells.
+    faults = {kill.fault: kill for kill in named}.values()
+    triggered = [kill for kill in faults if kill.trigger]
+    lines = [
+        f"{len(caught)} of {len(named)} caught by the clause that must catch it",
         *_sizes(named),
-        f"of {len(rows)} faults and dtypes, the baseline checks catch: {baselines}",
-        f"{sum(bool(kill.trigger) for kill in faults)} of {len(faults)} faults need a trigger",
-        *(
-            f"NOT CAUGHT: {kill.fault} by {kill.clause} ({kill.status})"
-            for kill in named
-            if not kill.caught
-        ),
+        _baselines({(kill.fault, kill.dtype): kill for kill in named}.values()),
+        f"{len(triggered)} of {len(faults)} faults need a trigger",
     ]
+    missed = [kill for kill in named if not kill.caught]
+    lines += [f"NOT CAUGHT: {kill.fault} by {kill.clause} ({kill.status})" for kill in missed]
+    return lines
+
+
+def _baselines(rows: Collection[Kill]) -> str:
+    """Return how many faults, each in a dtype, fail each baseline check."""
+    counts = []
+    for name in CHECKS:
+        failing = [kill for kill in rows if name in kill.baselines]
+        counts.append(f"{name} {len(failing)}")
+    return f"of {len(rows)} faults and dtypes, the baseline checks catch: {', '.join(counts)}"
 
 
 def _sizes(named: Sequence[Kill]) -> list[str]:
-    """Return how many cases were needed, and how large the minimal ones are, if any fault is caught
-    in a case.
-    """
-    counts = [kill.cases_to_failure for kill in named if kill.caught and kill.cases_to_failure]
-    sizes = [
-        kill.minimal_case_elements for kill in named if kill.caught and kill.minimal_case_elements
-    ]
+    """Return how many cases were needed, and how large minimal ones are; [] where none failed."""
+    caught = [kill for kill in named if kill.caught]
+    counts = [kill.cases_to_failure for kill in caught if kill.cases_to_failure]
+    sizes = [kill.minimal_case_elements for kill in caught if kill.minimal_case_elements]
     if not counts or not sizes:
         return []
-    within = ", ".join(
-        f"{sum(count <= most for count in counts) / len(named):.0%} within {most}"
-        for most in (1, 10, 100)
-    )
+    shares = []
+    for most in (1, 10, 100):
+        early = [count for count in counts if count <= most]
+        shares.append(f"{len(early) / len(named):.0%} within {most}")
+    within = ", ".join(shares)
     return [
         f"cases to the first failure: median {median(counts):g}, most {max(counts)}; {within}",
         f"elements of the minimal case: median {median(sizes):g}, most {max(sizes)}",
@@ -75,9 +74,7 @@ def _sizes(named: Sequence[Kill]) -> list[str]:
 
 
 def to_markdown(kills: Collection[Kill]) -> str:
-    """Return the cells that must be caught as a table; other clauses that catch the fault are in
-    brackets.
-    """
+    """Return a table of the cells that must be caught; other catching clauses are in brackets."""
     others: dict[tuple[str, str], list[str]] = {}
     for kill in kills:
         if kill.caught and not kill.named:
@@ -107,15 +104,13 @@ def _line(kill: Kill, others: Sequence[str]) -> str:
 
 
 def to_svg(kills: Collection[Kill]) -> str:
-    """Return a picture: a row for each fault, in the order of its clauses, a column for each clause
-    and baseline.
-    """
-    columns = [clause for clause in properties() if any(kill.clause == clause for kill in kills)]
-    first = {
-        (kill.fault, kill.dtype): columns.index(kill.clause)
-        for kill in reversed(list(kills))
-        if kill.named
-    }
+    """Return a picture: a row for each fault, a column for each clause and baseline check."""
+    judged = {kill.clause for kill in kills}
+    columns = [clause for clause in properties() if clause in judged]
+    first: dict[tuple[str, str], int] = {}  # the column of the first clause that must catch it
+    for kill in reversed(list(kills)):
+        if kill.named:
+            first[kill.fault, kill.dtype] = columns.index(kill.clause)
     rows = sorted(first, key=first.__getitem__)
     beside = LEFT + CELL * (len(columns) + 2)
     width, height = beside + CELL * len(CHECKS) + 4, TOP + CELL * len(rows) + 4
@@ -153,9 +148,7 @@ def _headings(columns: Sequence[str], beside: int, height: int) -> Iterator[str]
 def _row(
     place: int, row: tuple[str, str], baselines: Collection[str], beside: int, width: int
 ) -> Iterator[str]:
-    """Yield the name of a fault, a line before every fifth, and a square for each baseline check
-    that fails.
-    """
+    """Yield the name of a fault, a line before every fifth, and its squares of baseline checks."""
     fault, dtype = row
     y = TOP + CELL * place
     label = fault if dtype == "float32" else f"{fault} ({dtype})"

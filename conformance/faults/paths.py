@@ -103,7 +103,9 @@ class ZeroKeyForExtraKey(Complete):
 
     def extend(self, x: Tensor, name: str) -> Tensor:
         both = self.config.bias_kv and self.config.zero_key
-        return F.pad(x, (0, 0, 0, 2)) if both else super().extend(x, name)
+        if both:
+            return F.pad(x, (0, 0, 0, 2))
+        return super().extend(x, name)
 
 
 @fault("PTH-5", trigger="length_first", source="https://github.com/IBM/TabFormer/pull/14")

@@ -1,6 +1,4 @@
-"""The correct classes that faults of sharded attention derive from: sequences over ranks, and heads
-over ranks.
-"""
+"""The correct classes of faults on ranks: sequences over ranks, and heads over ranks."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ Part = tuple[Tensor, Tensor]
 
 
 class Gather(torch.autograd.Function):
-    """Each rank's (B, H, n, d), padded to the longest part, for those of all ranks, (ranks, B, H,
-    n, d).
-    """
+    """Each rank's (B, H, n, d), padded to the longest, for those of all, (ranks, B, H, n, d)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -122,15 +118,18 @@ class OnRank(nn.Module):
         """Apply a mask of the shape of the scores, or broadcastable to it."""
         if mask is None:
             return scores
-        return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        if mask.dtype == torch.bool:
+            return scores.masked_fill(~mask, -math.inf)
+        return scores + mask
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights, whole on every rank."""
         held = dict(self.named_parameters())
-        return {
-            name: self.whole(name, torch.zeros_like(p) if p.grad is None else p.grad)
-            for name, p in held.items()
-        }
+        gradients = {}
+        for name, p in held.items():
+            own = torch.zeros_like(p) if p.grad is None else p.grad
+            gradients[name] = self.whole(name, own)
+        return gradients
 
     def whole(self, name: str, grad: Tensor) -> Tensor:
         """Return the gradient of a weight from this rank's part of it."""
@@ -140,9 +139,7 @@ class OnRank(nn.Module):
 
 
 class SequenceParallel(OnRank):
-    """Correct: each rank gathers all keys and values, attends to them rank by rank, and merges the
-    parts.
-    """
+    """Correct: each rank gathers keys and values, attends to them rank by rank, and merges."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
         """Return this rank's part of the output."""
@@ -191,22 +188,21 @@ class SequenceParallel(OnRank):
         self, mask: Tensor | None, columns: Tensor, rank: int, lengths: list[int]
     ) -> Tensor | None:
         """Return the columns of a mask for the keys of a rank."""
-        return mask if mask is None or mask.shape[-1] == 1 else mask[..., columns]
+        if mask is None or mask.shape[-1] == 1:
+            return mask
+        return mask[..., columns]
 
     def later(self, rows: Tensor, columns: Tensor, rank: int) -> Tensor:
         """Return which keys are later than which queries, (L_r, S_r)."""
         return columns > rows[:, None]
 
     def part(self, scores: Tensor, v: Tensor) -> Part:
-        """Return the contexts over the keys of one rank, and their log-sum-exps, -infinity where no
-        key is allowed.
-        """
+        """Return contexts over the keys of one rank, and log-sum-exps, -infinity without a key."""
         empty = (scores == -math.inf).all(-1, keepdim=True)
-        z = (
-            scores.masked_fill(empty, 0.0).logsumexp(-1, keepdim=True)
-            if scores.shape[-1]
-            else scores.sum(-1, True)
-        )
+        if scores.shape[-1]:
+            z = scores.masked_fill(empty, 0.0).logsumexp(-1, keepdim=True)
+        else:
+            z = scores.sum(-1, True)
         return (scores - z).exp() @ v, z.masked_fill(empty, -math.inf)
 
     def merge(self, one: Part, other: Part) -> Part:
@@ -253,9 +249,9 @@ class HeadsParallel(OnRank):
         )
         own = slice(self.rank * q.shape[1], (self.rank + 1) * q.shape[1])
         k, v = self.of_group(k, own), self.of_group(v, own)
-        scores = self.hide(
-            self.product(q, k), mask if mask is None or mask.shape[1] == 1 else mask[:, own]
-        )
+        if mask is not None and mask.shape[1] > 1:
+            mask = mask[:, own]
+        scores = self.hide(self.product(q, k), mask)
         if options.is_causal:
             scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
         empty = (scores == -math.inf).all(-1, keepdim=True)
@@ -277,7 +273,9 @@ class HeadsParallel(OnRank):
     def add_up(self, partial: Tensor) -> Tensor:
         """Return the output from what each rank's heads give to it."""
         total: Tensor = Sum.apply(partial, self.mesh)
-        return total if getattr(self, "b_o", None) is None else total + self.b_o
+        if getattr(self, "b_o", None) is None:
+            return total
+        return total + self.b_o
 
     def whole(self, name: str, grad: Tensor) -> Tensor:
         if name == "b_o":

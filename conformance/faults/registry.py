@@ -1,6 +1,4 @@
-"""The registry of faults: every fault in one order, and the faulty implementations by the names of
-their classes.
-"""
+"""The registry of faults: every fault in one order, and implementations by class name."""
 
 from __future__ import annotations
 
@@ -47,15 +45,18 @@ MODULES = (
     "gradients",
     "heads",
     "layers",
+    "long_rows",
     "lse",
     "merges",
     "mask_edges",
     "masks",
     "memory",
     "paths",
+    "requested_gradients",
     "scores",
     "shapes",
     "sharding",
+    "sharding_edges",
     "sharding_in_half",
     "sinks",
     "sizes",
@@ -69,8 +70,7 @@ MODULES = (
 
 
 def _order(fault: Fault) -> tuple[int, str]:
-    """Sort by the clause in the contract, then by module; a module's faults stay in the order of
-    their declaration.
+    """Sort by clause, then by module; a module's faults stay in the order of declaration.
 
     The lowest of several decorators on a class declares first.
     """

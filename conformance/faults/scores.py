@@ -27,7 +27,9 @@ class ScaledTwice(Complete):
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         scores = super().score(q, k)
-        return scores if self.options.scale is None else scores / math.sqrt(self.config.head_dim)
+        if self.options.scale is None:
+            return scores
+        return scores / math.sqrt(self.config.head_dim)
 
 
 @fault(

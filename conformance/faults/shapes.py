@@ -145,7 +145,9 @@ class ViewOfStrided(Complete):
     """`view` is called on a tensor that may not be contiguous."""
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        return super().attend(query.view(-1).view(query.shape) if query.numel() else query, *rest)
+        if query.numel():
+            query = query.view(-1).view(query.shape)
+        return super().attend(query, *rest)
 
 
 @fault(
@@ -184,7 +186,7 @@ class OffsetIgnored(Complete):
     trigger="a query expanded over the batch, keys that differ",
 )
 class ExpandedQueryAttendsOnce(Complete):
-    """For a query that is expanded over the batch, only the first item's keys and values are read."""
+    """For a query expanded over the batch, only the first item's keys and values are read."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
         if len(query) > 1 and query.stride(0) == 0:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.faults.fault import fault
-from mha.conformance.faults.ranks import CLAIMS, HeadsParallel, Part, SequenceParallel
+from mha.conformance.faults.ranks import HeadsParallel, Part, SequenceParallel
 from mha.spec import Output, positions
 
 
@@ -23,7 +21,9 @@ class ValuesStay(SequenceParallel):
 
     def gather(self, x: Tensor, lengths: list[int]) -> list[Tensor]:
         self.gathered = getattr(self, "gathered", 0) + 1  # keys first, then values
-        return super().gather(x, lengths) if self.gathered % 2 else [x] * self.size
+        if self.gathered % 2:
+            return super().gather(x, lengths)
+        return [x] * self.size
 
 
 @fault("DST-1", caught_by="sharded_output_is_the_unsharded_one")
@@ -33,7 +33,9 @@ class LastPartMissing(SequenceParallel):
     def part(self, scores: Tensor, v: Tensor) -> Part:
         self.step = getattr(self, "step", -1) + 1
         last = self.size > 1 and self.step % self.size == self.size - 1
-        return super().part(scores - math.inf if last else scores, v)
+        if last:
+            scores = scores - math.inf
+        return super().part(scores, v)
 
 
 @fault("DST-1", caught_by="sharded_output_is_the_unsharded_one")
@@ -49,7 +51,7 @@ class MergedWithoutRescaling(SequenceParallel):
 
 @fault("DST-1", caught_by="sharded_output_is_the_unsharded_one")
 class PartsAveraged(SequenceParallel):
-    """The contexts of the ranks' parts are averaged, without regard to their sums of exponentials."""
+    """The contexts of the ranks' parts are averaged, regardless of their sums of exponentials."""
 
     def part(self, scores: Tensor, v: Tensor) -> Part:
         context, z = super().part(scores, v)
@@ -69,7 +71,9 @@ class HeadsRotated(HeadsParallel):
     """Each rank multiplies its heads by the columns of W_o for the heads of the next rank."""
 
     def place(self, name: str) -> int:
-        return (self.rank + 1) % self.size if name == "w_o" else self.rank
+        if name == "w_o":
+            return (self.rank + 1) % self.size
+        return self.rank
 
 
 @fault("DST-1", caught_by="sharded_output_is_the_unsharded_one")
@@ -77,7 +81,9 @@ class SummedOnTheFirstRank(HeadsParallel):
     """The sum of the outputs is on the first rank only; the others keep their part of it."""
 
     def add_up(self, partial: Tensor) -> Tensor:
-        return super().add_up(partial) if self.rank == 0 else super().add_up(partial) * 0 + partial
+        if self.rank == 0:
+            return super().add_up(partial)
+        return super().add_up(partial) * 0 + partial
 
 
 class _ProductOfTheFirst(torch.autograd.Function):
@@ -174,67 +180,6 @@ class InputGradientsNotSummed(HeadsParallel):
         return x
 
 
-@fault(
-    "DST-3",
-    trigger="a length that the ranks do not divide",
-    source="https://github.com/NVIDIA/TransformerEngine/issues/1930",
-)
-class LastTokenLost(SequenceParallel):
-    """Each rank passes on S // ranks keys: of an odd length, the last one is lost."""
-
-    def gather(self, x: Tensor, lengths: list[int]) -> list[Tensor]:
-        return [
-            part[:, :, : max(1, sum(lengths) // self.size)] for part in super().gather(x, lengths)
-        ]
-
-    def positions(self, rank: int, lengths: list[int]) -> Tensor:
-        return super().positions(rank, lengths)
-
-    def columns_of(
-        self, mask: Tensor | None, columns: Tensor, rank: int, lengths: list[int]
-    ) -> Tensor | None:
-        return super().columns_of(mask, columns[: max(1, sum(lengths) // self.size)], rank, lengths)
-
-    def later(self, rows: Tensor, columns: Tensor, rank: int) -> Tensor:
-        return super().later(rows, columns[: max(1, self.shortest)], rank)
-
-    def lengths(self, x: Tensor) -> list[int]:
-        found = super().lengths(x)
-        self.shortest = sum(found) // self.size
-        return found
-
-
-@fault("DST-3", trigger="a length that the ranks do not divide")
-class PaddedKeysCount(SequenceParallel):
-    """Parts are padded with zeros to the longest one, and the padding is attended to."""
-
-    def gather(self, x: Tensor, lengths: list[int]) -> list[Tensor]:
-        return super().gather(x, [max(lengths)] * self.size)
-
-    def positions(self, rank: int, lengths: list[int]) -> Tensor:
-        return F.pad(super().positions(rank, lengths), (0, max(lengths) - lengths[rank]))
-
-    def forward(self, query: Tensor, *rest: Any, **options: Any) -> Output:
-        mask = options.pop("mask", None)
-        longest = max(self.lengths(query))
-        padded = F.pad(query, (0, 0, 0, longest - query.shape[1]))
-        if mask is not None and mask.shape[2] > 1:
-            mask = F.pad(mask, (0, 0, 0, longest - mask.shape[2]))
-        return Output(
-            super().forward(padded, *rest, mask=mask, **options).output[:, : query.shape[1]]
-        )
-
-
-@fault("DST-3", trigger="a length that the ranks do not divide")
-class RefusedOnTheShortRank(SequenceParallel):
-    """Only a rank whose part is shorter than the first raises; the others wait for it."""
-
-    def gather(self, x: Tensor, lengths: list[int]) -> list[Tensor]:
-        if lengths[self.rank] < lengths[0]:
-            raise ValueError(f"{sum(lengths)} positions are not a multiple of {self.size}")
-        return super().gather(x, lengths)
-
-
 @fault("DST-4", trigger="a causal call")
 class LocalPositions(SequenceParallel):
     """The causal mask of each pair of shards starts at position 0."""
@@ -300,7 +245,9 @@ class MaskStays(SequenceParallel):
         self, mask: Tensor | None, columns: Tensor, rank: int, lengths: list[int]
     ) -> Tensor | None:
         own = positions(self.order, sum(lengths), self.size)[self.rank]
-        return super().columns_of(mask, own if len(own) == len(columns) else columns, rank, lengths)
+        if len(own) == len(columns):
+            columns = own
+        return super().columns_of(mask, columns, rank, lengths)
 
 
 @fault("DST-5", trigger="a float mask")
@@ -352,7 +299,9 @@ class GroupGradientsOfOneRank(HeadsParallel):
 
     def whole(self, name: str, grad: Tensor) -> Tensor:
         shared = name[-1] in "kv" and self.config.kv_heads % self.size
-        return grad if shared else super().whole(name, grad)
+        if shared:
+            return grad
+        return super().whole(name, grad)
 
 
 @fault("DST-8")
@@ -361,11 +310,9 @@ class BiasOnEveryRank(HeadsParallel):
 
     def add_up(self, partial: Tensor) -> Tensor:
         b_o = getattr(self, "b_o", None)
-        return (
-            super().add_up(partial)
-            if b_o is None
-            else super().add_up(partial) + (self.size - 1) * b_o
-        )
+        if b_o is None:
+            return super().add_up(partial)
+        return super().add_up(partial) + (self.size - 1) * b_o
 
 
 @fault("DST-8")
@@ -373,55 +320,6 @@ class BiasGradientOnEveryRank(HeadsParallel):
     """The gradient of b_o, which every rank has whole, is summed over the ranks."""
 
     def whole(self, name: str, grad: Tensor) -> Tensor:
-        return self.size * grad if name == "b_o" else super().whole(name, grad)
-
-
-@fault("DST-9", caught_by="numbers_of_ranks_do_not_matter", trigger="a mesh within a larger group")
-class GlobalRank(SequenceParallel):
-    """A rank takes the part of the mask and of the positions that belongs to its number among all
-    processes.
-    """
-
-    def positions(self, rank: int, lengths: list[int]) -> Tensor:
-        rank = dist.get_rank() % self.size if rank == self.rank else rank
-        return super().positions(rank, lengths)
-
-
-@fault("DST-9", caught_by="one_rank_equals_no_sharding", trigger="a single rank")
-class OneRankForgetsMasks(SequenceParallel):
-    """On one rank a shortcut is taken, which knows no mask and no causal flag."""
-
-    def hide(self, scores: Tensor, mask: Tensor | None) -> Tensor:
-        return scores if self.size == 1 else super().hide(scores, mask)
-
-    def later(self, rows: Tensor, columns: Tensor, rank: int) -> Tensor:
-        return super().later(rows, columns, rank) & (self.size > 1)
-
-
-@fault("DST-10", trigger="a rank without a query")
-class ReturnsEarly(SequenceParallel):
-    """A rank without a query returns at once; the others wait for its keys."""
-
-    def forward(self, query: Tensor, *rest: Any, **options: Any) -> Output:
-        return (
-            Output(query * 0) if query.shape[1] == 0 else super().forward(query, *rest, **options)
-        )
-
-
-@fault("DST-10", trigger="a rank without a query")
-class Dies(SequenceParallel):
-    """The process of a rank without a query ends, as where a kernel is launched without a block."""
-
-    def forward(self, query: Tensor, *rest: Any, **options: Any) -> Output:
-        if query.shape[1] == 0:
-            os._exit(3)
-        return super().forward(query, *rest, **options)
-
-
-@fault("DST-11", script_shows=False, trigger="dropout", claims=replace(CLAIMS, dropout="output"))
-class ShardsDroppedAlike(SequenceParallel):
-    """Each rank drops of its own part, and all of them the same, as they have one seed."""
-
-    def forward(self, *inputs: Tensor, **options: Any) -> Output:
-        output = super().forward(*inputs, **options).output
-        return Output(F.dropout(output, self.config.dropout, self.training))
+        if name == "b_o":
+            return self.size * grad
+        return super().whole(name, grad)

@@ -1,6 +1,4 @@
-"""Faults of sharded attention that only the directed tests of DST-1 and DST-2 see: small, and in
-half precision.
-"""
+"""Faults over ranks that only the directed tests of DST-1 and DST-2 see, in half precision."""
 
 from __future__ import annotations
 
@@ -23,7 +21,9 @@ class RescalingOffInHalf(SequenceParallel):
     def merge(self, one: Part, other: Part) -> Part:
         context, z = super().merge(one, other)
         share = (one[1] - z).exp().nan_to_num().detach()
-        return (context + 0.02 * share * one[0] if is_half(self.w_o) else context), z
+        if is_half(self.w_o):
+            context = context + 0.02 * share * one[0]
+        return context, z
 
 
 @fault("DST-2", dtype="bfloat16", caught_by=OF_GRADIENTS, trigger="half precision, backwards")
@@ -31,6 +31,5 @@ class GatheredGradientsOffInHalf(SequenceParallel):
     """In half precision the gradients of gathered keys and values are 4% too large."""
 
     def gather(self, x: Tensor, lengths: list[int]) -> list[Tensor]:
-        return super().gather(
-            hooked(x, lambda gradient: gradient * (1.04 if is_half(x) else 1.0)), lengths
-        )
+        factor = 1.04 if is_half(x) else 1.0
+        return super().gather(hooked(x, lambda gradient: gradient * factor), lengths)

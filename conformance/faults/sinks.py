@@ -31,7 +31,9 @@ class SinkOfTheKeyHead(Complete):
 
     def sinks(self, scores: Tensor) -> Tensor | None:
         given, shared = super().sinks(scores), self.config.n_heads // self.config.kv_heads
-        return None if given is None else given[::shared].repeat_interleave(shared)
+        if given is None:
+            return None
+        return given[::shared].repeat_interleave(shared)
 
 
 @fault("SNK-1", caught_by=TAKES_PART, trigger="sinks above the scores")
@@ -40,7 +42,9 @@ class MaximumWithoutTheSink(Complete):
 
     def sinks(self, scores: Tensor) -> Tensor | None:
         given = super().sinks(scores)
-        return None if given is None else given.clamp(max=4.0)
+        if given is None:
+            return None
+        return given.clamp(max=4.0)
 
 
 @fault("SNK-1", caught_by=TAKES_PART, trigger="a query without a key")
@@ -58,7 +62,9 @@ class SinkScaled(Complete):
 
     def sinks(self, scores: Tensor) -> Tensor | None:
         given = super().sinks(scores)
-        return None if given is None else given / math.sqrt(self.config.head_dim)
+        if given is None:
+            return None
+        return given / math.sqrt(self.config.head_dim)
 
 
 @fault("SNK-1", caught_by=TAKES_PART, trigger="S > tile, with sinks")
@@ -68,7 +74,9 @@ class SinkInEveryTile(Complete):
     def sinks(self, scores: Tensor) -> Tensor | None:
         given = super().sinks(scores)
         tiles = max(1, -(-scores.shape[-1] // 16))
-        return None if given is None else given + math.log(tiles)
+        if given is None:
+            return None
+        return given + math.log(tiles)
 
 
 @fault("SNK-1", caught_by="a_sink_of_minus_infinity_is_none", trigger="sinks of -infinity")
@@ -77,7 +85,9 @@ class InfiniteSinkIsZero(Complete):
 
     def sinks(self, scores: Tensor) -> Tensor | None:
         given = super().sinks(scores)
-        return None if given is None else given.masked_fill(given == -math.inf, 0.0)
+        if given is None:
+            return None
+        return given.masked_fill(given == -math.inf, 0.0)
 
 
 @fault(
@@ -91,7 +101,9 @@ class SinkWithoutGradient(Complete):
 
     def sinks(self, scores: Tensor) -> Tensor | None:
         given = super().sinks(scores)
-        return None if given is None else given.detach()
+        if given is None:
+            return None
+        return given.detach()
 
 
 @fault("SNK-2", caught_by="a_sink_has_its_gradient", script_shows=False, trigger="sinks, backwards")
@@ -100,7 +112,9 @@ class SinkGradientOfOneItem(Complete):
 
     def sinks(self, scores: Tensor) -> Tensor | None:
         given, items = super().sinks(scores), max(1, scores.shape[0])
-        return None if given is None else hooked(given * 1.0, lambda gradient: gradient / items)
+        if given is None:
+            return None
+        return hooked(given * 1.0, lambda gradient: gradient / items)
 
 
 @fault("SNK-2", caught_by="gradients_have_the_sink", trigger="sinks, backwards")

@@ -1,6 +1,4 @@
-"""Faults that NUM must catch at sizes and in calls that few tests have: many heads, wide heads,
-plain inference.
-"""
+"""Faults that NUM must catch in sizes that few tests have: many heads, wide heads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Faults that STA must catch, except most of STA-3 and STA-4: changed inputs, aliased results,
-global state.
-"""
+"""Faults that STA must catch, most of STA-3 and STA-4 aside: changed inputs, global state."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ class ScalesQueryInPlace(Correct):
 
 @fault("STA-1", script_shows=False)
 class MaskTurnedInPlace(Complete):
-    """The mask is changed in place through `.data`, which autograd's version counter does not see."""
+    """The mask is changed in place by `.data`, which autograd's version counter does not see."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
         mask = options.mask
@@ -60,7 +58,9 @@ class QueryGivenBack(Complete):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
         result = super().attend(query, key, value, *rest)
-        return Output(value, result.weights) if query.shape[1] == key.shape[1] == 1 else result
+        if query.shape[1] == key.shape[1] == 1:
+            return Output(value, result.weights)
+        return result
 
 
 @fault(

@@ -89,9 +89,9 @@ class SigmoidOfTheOnlyScore(Complete):
     """With a single key, its weight is the sigmoid of its score."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return (
-            scores.sigmoid() * allowed if scores.shape[-1] == 1 else super().weigh(scores, allowed)
-        )
+        if scores.shape[-1] == 1:
+            return scores.sigmoid() * allowed
+        return super().weigh(scores, allowed)
 
 
 @fault("EQV-7")

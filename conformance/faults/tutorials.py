@@ -1,6 +1,4 @@
-"""Attention as tutorials write it: five common forms, each with the defects that such code often
-has.
-"""
+"""Attention as tutorials write it: five common forms, with the usual defects of such code."""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ class GroupsDetached(Complete):
     """Keys and values that several heads share have no gradient."""
 
     def repeat(self, x: Tensor) -> Tensor:
-        return super().repeat(x.detach() if x.shape[1] < self.config.n_heads else x)
+        if x.shape[1] < self.config.n_heads:
+            x = x.detach()
+        return super().repeat(x)
 
 
 @fault(
@@ -54,11 +56,9 @@ class WideGroupsNotSummed(Complete):
         last = (
             torch.arange(self.config.n_heads, device=x.device)[:, None, None] % times == times - 1
         )
-        return (
-            repeated
-            if self.config.head_dim <= 16
-            else torch.where(last, repeated, repeated.detach())
-        )
+        if self.config.head_dim <= 16:
+            return repeated
+        return torch.where(last, repeated, repeated.detach())
 
 
 @fault(
@@ -85,7 +85,9 @@ class GroupsTiledInLongRows(Complete):
 
     def repeat(self, x: Tensor) -> Tensor:
         times = self.config.n_heads // self.config.kv_heads
-        return x.repeat(1, times, 1, 1) if x.shape[2] > 512 else super().repeat(x)
+        if x.shape[2] > 512:
+            return x.repeat(1, times, 1, 1)
+        return super().repeat(x)
 
 
 @fault("GQA-1", caught_by="grouped_heads_drop", trigger="grouped heads, dropout")
@@ -93,7 +95,9 @@ class GroupsNotDropped(Complete):
     """With grouped heads, nothing is dropped."""
 
     def drop(self, weights: Tensor) -> Tensor:
-        return weights if self.config.kv_heads < self.config.n_heads else super().drop(weights)
+        if self.config.kv_heads < self.config.n_heads:
+            return weights
+        return super().drop(weights)
 
 
 @fault(
@@ -163,9 +167,9 @@ class NarrowValueDetached(Complete):
     """A value of another width than d_model has no gradient."""
 
     def project(self, x: Tensor, role: str) -> Tensor:
-        return super().project(
-            x.detach() if role == "v" and x.shape[-1] != self.config.d_model else x, role
-        )
+        if role == "v" and x.shape[-1] != self.config.d_model:
+            x = x.detach()
+        return super().project(x, role)
 
 
 @fault(
@@ -210,9 +214,9 @@ class ContextsOfTheQuerysWidth(Complete):
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         missing = v.shape[-1] - self.config.head_dim
-        return super().combine(
-            weights, v if missing <= 0 else F.pad(v[..., :-missing], (0, missing)), allowed
-        )
+        if missing > 0:
+            v = F.pad(v[..., :-missing], (0, missing))
+        return super().combine(weights, v, allowed)
 
 
 @fault(

@@ -21,11 +21,9 @@ COUNTING = replace(CLAIMS, scores=Scores(window=Window("count")))
 
 def _moved(options: Options, left: int = 0, right: int = 0) -> Options:
     """Return options whose window has more or fewer keys on the sides that have a bound."""
-    return (
-        options
-        if options.window is None
-        else options.change(window=moved(options.window, left, right))
-    )
+    if options.window is None:
+        return options
+    return options.change(window=moved(options.window, left, right))
 
 
 @fault("WIN-1", caught_by=EXACT, source="https://github.com/sgl-project/sglang/pull/26516")
@@ -100,7 +98,9 @@ class MaskForgottenBesideWindow(Complete):
     """With a window, the mask is ignored."""
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> Allowed:
-        return super().allow(options if options.window is None else options.change(mask=None), q, k)
+        if options.window is not None:
+            options = options.change(mask=None)
+        return super().allow(options, q, k)
 
 
 @fault(
@@ -145,9 +145,8 @@ class UnboundedIsLength(Complete):
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> Allowed:
         if options.window is not None:
-            left, right = (
-                k.shape[2] if bound is None else min(bound, k.shape[2]) for bound in options.window
-            )
+            keys = k.shape[2]
+            left, right = (keys if bound is None else min(bound, keys) for bound in options.window)
             options = options.change(window=(left, right))
         return super().allow(options, q, k)
 
