@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -201,5 +202,5 @@ def _smaller(case: Case, multiple: int) -> Iterator[Case]:
     halved = ("", "B", "LS", "BLS") if one_length else ("", "B", "L", "S", "BLS")
     masks = ("none", case.mask) if case.mask != "none" else ("none",)
     for names, mask in product(halved, masks):
-        sizes = {name: halves[name] for name in names}
+        sizes: dict[str, Any] = {name: halves[name] for name in names}
         yield replace(case, mask=mask, seed=case.seed + 1, **sizes)
