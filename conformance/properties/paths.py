@@ -288,11 +288,8 @@ def _expect_extras(session: Session, case: Case) -> None:
         because = f"the oracle's value with {' and '.join(extras)}"
         output = call_with_extras(session, problem, extras)
         expect_close(output, session.expected(problem).output, because=because)
-        if (
-            problem.config.extra_keys
-            and not problem.config.length_first
-            and session.claims.returns_weights
-        ):
+        config = problem.config
+        if config.extra_keys and not config.length_first and session.claims.returns_weights:
             result = session(problem, need_weights=True)
             weights_of(result)
             expect_result(result, session.expected(problem), because)

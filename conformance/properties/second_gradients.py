@@ -158,10 +158,8 @@ def a_second_backward_pass_gives_the_same(session: Session, case: Case) -> None:
         return
     for name, one, other in zip(inputs, first, second, strict=True):
         if one is None or other is None:
-            expect(
-                one is other,
-                f"the gradient of the {name} is there in one of two backward passes only",
-            )
+            message = f"the gradient of the {name} is there in one of two backward passes only"
+            expect(one is other, message)
             continue
         results = session.unscripted(other, f"{name}.grad"), session.unscripted(one, f"{name}.grad")
         because = "the gradient of the first backward pass (instead of the second)"

@@ -111,17 +111,10 @@ def outputs_share_no_memory(session: Session, case: Case) -> None:
     results = [first.output]
     if first.weights is not None:
         results.append(first.weights)
-    module = session.built(problem).attention
     for result in results:
-        _expect_own_memory(result, problem)
-    parameters = module.parameters() if isinstance(module, nn.Module) else ()
-    addresses = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+        _expect_no_memory_of_inputs(result, problem)
     for result in results:
-        shared = (
-            result.tensor.numel() > 0
-            and _returned(result).untyped_storage().data_ptr() in addresses
-        )
-        expect(not shared, f"{result.code} shares its memory with a parameter")
+        _expect_no_memory_of_parameters(result, session.built(problem))
     for shift in (1, 2, 3):  # results may take turns in a few buffers
         session(problem.map_inputs(partial(_flipped, shift=shift)))
     for result in results:
@@ -139,12 +132,24 @@ def _returned(result: RecordedTensor) -> Tensor:
     return result.returned
 
 
-def _expect_own_memory(result: RecordedTensor, problem: Problem) -> None:
+def _address(tensor: Tensor) -> int:
+    """Return where the memory of a tensor begins, of which it may be a part."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def _expect_no_memory_of_parameters(result: RecordedTensor, instance: Instance) -> None:
+    """A result that has elements shares no memory with a parameter."""
+    module = instance.attention
+    parameters = module.parameters() if isinstance(module, nn.Module) else ()
+    addresses = {_address(parameter) for parameter in parameters}
+    shared = result.tensor.numel() > 0 and _address(_returned(result)) in addresses
+    expect(not shared, f"{result.code} shares its memory with a parameter")
+
+
+def _expect_no_memory_of_inputs(result: RecordedTensor, problem: Problem) -> None:
     """A result shares no memory with inputs or mask."""
     for name, tensor in _given(problem).items():
-        shared = (
-            _returned(result).untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-        )
+        shared = _address(_returned(result)) == _address(tensor)
         given = f"{name}_{result.name.rpartition('_')[2]}"
         assertion = (
             f"assert {result.code}.untyped_storage().data_ptr() !="
@@ -163,8 +168,11 @@ def _reloaded(session: Session, problem: Problem, use: Callable[[Problem], objec
     fresh = module_of(session.built(other))
     for each in (problem, other):
         use(each)
-    saved, modules = io.BytesIO(), [module_of(session.built(problem)), fresh]
-    source, target = map(nn.Sequential, modules) if session.case.seed % 2 else modules
+    modules = [module_of(session.built(problem)), fresh]
+    if session.case.seed % 2:
+        modules = [nn.Sequential(module) for module in modules]
+    source, target = modules
+    saved = io.BytesIO()
     torch.save(source.state_dict(), saved)
     saved.seek(0)
     with guarded("load_state_dict"):
@@ -203,29 +211,21 @@ def copies_are_the_same_attention(session: Session, case: Case) -> None:
     instance = session.built(problem)
     module = module_of(instance)
     base, bound = session(problem).output, session.bound_of(problem)
+
+    def expect_the_same_of(copied: Instance, because: str) -> None:
+        output = session(problem, via=copied).output
+        expect_unchanged(session, output, base, bound=bound, because=because)
+
     copied = session.derive(instance, copy.deepcopy, "copy.deepcopy({})")
-    output = session(problem, via=copied).output
-    expect_unchanged(
-        session, output, base, bound=bound, because="a deep copy is the same attention"
-    )
+    expect_the_same_of(copied, "a deep copy is the same attention")
     if _can_be_found(instance):
         session.scripted = session.scripted and not hasattr(instance.attention, "adapter")
         pickled = session.derive(instance, _pickled, "pickle.loads(pickle.dumps({}))")
-        output = session(problem, via=pickled).output
-        expect_unchanged(
-            session, output, base, bound=bound, because="a pickled copy is the same attention"
-        )
+        expect_the_same_of(pickled, "a pickled copy is the same attention")
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.zero_()
-    output = session(problem, via=copied).output
-    expect_unchanged(
-        session,
-        output,
-        base,
-        bound=bound,
-        because="only the original of the copy has changed since",
-    )
+    expect_the_same_of(copied, "only the original of the copy has changed since")
 
 
 def _pickled(attention: nn.Module) -> nn.Module:

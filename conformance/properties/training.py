@@ -80,9 +80,8 @@ def checkpointing_changes_nothing(session: Session, case: Case) -> None:
     upstream = session.upstream(problem)
     for use_reentrant in (False, True):
         results = _trained(session, problem, upstream, _change(use_reentrant))
-        _expect_oracle(
-            session, problem, upstream, results, f"checkpointed, use_reentrant={use_reentrant}"
-        )
+        how = f"checkpointed, use_reentrant={use_reentrant}"
+        _expect_oracle(session, problem, upstream, results, how)
 
 
 @property_of(
@@ -99,10 +98,9 @@ def checkpointing_draws_the_same(session: Session, case: Case) -> None:
     upstream = session.upstream(problem)
     dropping = with_dropout(problem, PROBABILITY)
     plain = _trained(session, dropping, upstream)
-    forms = {
-        use_reentrant: _trained(session, dropping, upstream, _change(use_reentrant))
-        for use_reentrant in (False, True)
-    }
+    forms = {}
+    for use_reentrant in (False, True):
+        forms[use_reentrant] = _trained(session, dropping, upstream, _change(use_reentrant))
     reach = session.expected_gradients(problem, GROWTH * upstream)
     output = session.expected(problem).output
     reach["output"] = Ball(output.mid, GROWTH * output.rad)
@@ -123,7 +121,8 @@ def deterministic_results_have_equal_bits(session: Session, case: Case) -> None:
     upstream = session.upstream(problem)
     with _deterministic_algorithms():
         try:
-            first, second = (_trained(session, problem, upstream) for _ in range(2))
+            first = _trained(session, problem, upstream)
+            second = _trained(session, problem, upstream)
         except CallRaised as refused:
             raise Discard("it raises under deterministic algorithms") from refused
     _expect_oracle(
@@ -138,15 +137,13 @@ def deterministic_results_have_equal_bits(session: Session, case: Case) -> None:
 @contextmanager
 def _deterministic_algorithms() -> Iterator[None]:
     """Let torch use deterministic algorithms, and fill new memory with NaN, in the block."""
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 
 
 def _trained(
