@@ -110,6 +110,17 @@ def one_draw(part: Callable[[Tensor], Tensor]) -> type[Complete]:
     return OneDraw
 
 
+def sinks_changed(change: Callable[[Tensor, Tensor], Tensor]) -> type[Complete]:
+    """Return a class that changes the sinks of a call, (H,), given those and the scores."""
+
+    class SinksChanged(Complete):
+        def sinks(self, scores: Tensor) -> Tensor | None:
+            given = super().sinks(scores)
+            return None if given is None else change(given, scores)
+
+    return SinksChanged
+
+
 def hooked(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     """Return x with its gradient changed, unless it is undefined, as once in `gradcheck`."""
     if x.requires_grad:

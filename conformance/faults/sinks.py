@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance.faults.base import Complete
-from mha.conformance.faults.families import hooked
+from mha.conformance.faults.families import hooked, sinks_changed
 from mha.conformance.faults.fault import fault
 
 TAKES_PART = "a_sink_takes_part_in_the_denominator_only"
@@ -37,14 +37,8 @@ class SinkOfTheKeyHead(Complete):
 
 
 @fault("SNK-1", caught_by=TAKES_PART, trigger="sinks above the scores")
-class MaximumWithoutTheSink(Complete):
+class MaximumWithoutTheSink(sinks_changed(lambda given, scores: given.clamp(max=4.0))):
     """The maximum that is subtracted is that of the scores, so that a high sink is cut off."""
-
-    def sinks(self, scores: Tensor) -> Tensor | None:
-        given = super().sinks(scores)
-        if given is None:
-            return None
-        return given.clamp(max=4.0)
 
 
 @fault("SNK-1", caught_by=TAKES_PART, trigger="a query without a key")
@@ -68,26 +62,17 @@ class SinkScaled(Complete):
 
 
 @fault("SNK-1", caught_by=TAKES_PART, trigger="S > tile, with sinks")
-class SinkInEveryTile(Complete):
+class SinkInEveryTile(
+    sinks_changed(lambda given, scores: given + math.log(max(1, -(-scores.shape[-1] // 16))))
+):
     """Each tile of 16 keys adds the sink once more."""
-
-    def sinks(self, scores: Tensor) -> Tensor | None:
-        given = super().sinks(scores)
-        tiles = max(1, -(-scores.shape[-1] // 16))
-        if given is None:
-            return None
-        return given + math.log(tiles)
 
 
 @fault("SNK-1", caught_by="a_sink_of_minus_infinity_is_none", trigger="sinks of -infinity")
-class InfiniteSinkIsZero(Complete):
+class InfiniteSinkIsZero(
+    sinks_changed(lambda given, scores: given.masked_fill(given == -math.inf, 0.0))
+):
     """A sink of -infinity is read as 0."""
-
-    def sinks(self, scores: Tensor) -> Tensor | None:
-        given = super().sinks(scores)
-        if given is None:
-            return None
-        return given.masked_fill(given == -math.inf, 0.0)
 
 
 @fault(
@@ -96,14 +81,8 @@ class InfiniteSinkIsZero(Complete):
     script_shows=False,
     source="https://github.com/Dao-AILab/flash-attention/issues/1973",
 )
-class SinkWithoutGradient(Complete):
+class SinkWithoutGradient(sinks_changed(lambda given, scores: given.detach())):
     """The gradient of the sinks is zero."""
-
-    def sinks(self, scores: Tensor) -> Tensor | None:
-        given = super().sinks(scores)
-        if given is None:
-            return None
-        return given.detach()
 
 
 @fault("SNK-2", caught_by="a_sink_has_its_gradient", script_shows=False, trigger="sinks, backwards")
