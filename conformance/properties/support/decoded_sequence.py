@@ -36,7 +36,9 @@ class DecodedSequence:
 
         active: boolean (B,), the items that have a position; all by default.
         """
-        named = {} if active is None else {"active": viewed(active)}
+        named = {}
+        if active is not None:
+            named["active"] = viewed(active)
         shape = tuple(inputs[0].shape)
         with torch.no_grad(), guarded("decode"):
             output, self.cache = self.decoder.decode(*inputs, self.cache, **named)

@@ -227,7 +227,9 @@ def _place(known: Known, error: Tensor, found: Tested) -> str:
         largest = sorted(parts, key=share.__getitem__, reverse=True)[:2]
         if len(parts) > 1 and [explains(dim, parts[name]) for name in largest] == [True, False]:
             places.append(largest[0])
-    return f" in {', '.join(places)}" if places else ""
+    if not places:
+        return ""
+    return f" in {', '.join(places)}"
 
 
 def _parts(contexts: Tensor) -> list[dict[str, Part]]:

@@ -260,4 +260,6 @@ def _bias(problem: Problem, role: str, build: int) -> str:
 
 def percent(share: float) -> str:
     """Return a share in percent, with two digits after the point if it is small."""
-    return f"{100 * share:.2f}%" if abs(share) < 0.1 else f"{100 * share:.3g}%"
+    if abs(share) < 0.1:
+        return f"{100 * share:.2f}%"
+    return f"{100 * share:.3g}%"

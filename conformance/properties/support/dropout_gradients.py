@@ -62,8 +62,8 @@ def expect_gradients_of_kept_weights(session: Session, case: Case) -> None:
     Where an output is a weight, dropping that weight is dropping the gradient of that output.
     """
     length = 17
-    case = replace(case, L=length if case.inputs == "self" else length - 1, S=length)
-    case = with_width(case, session.claims, 2 * length)
+    queries = length if case.inputs == "self" else length - 1
+    case = with_width(replace(case, L=queries, S=length), session.claims, 2 * length)
     dropping = with_dropout(case.problem(), PROBABILITY)
     problem = showing_dropped_weights(session, dropping, uniform=False).map_inputs(leaf_of)
     upstream = session.upstream(problem)

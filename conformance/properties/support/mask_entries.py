@@ -29,10 +29,9 @@ def expect_entry_of_its_own_row(session: Session, case: Case) -> None:
         before, after = problem.change(mask=mask), problem.change(mask=_cut(mask, entry))
     base, output = session(before).output, session(after).output
     item, _, query, _ = entry
-    own = torch.zeros(case.B, case.L, dtype=torch.bool)
-    items = item if mask.shape[0] > 1 else slice(None)
-    queries = query if mask.shape[2] > 1 else slice(None)
-    own[items, queries] = True
+    own = torch.zeros(mask.shape[0], mask.shape[2], dtype=torch.bool)
+    own[item, query] = True
+    own = own.expand(case.B, case.L)  # of an entry for all items, or for all queries
     _expect_others_unchanged(session, after, (base, output), ~own, entry)
     must_change = _must_change(session, before, after) & own.unsqueeze(-1).to(case.device)
     unchanged = (must_change & (output.tensor == base.tensor)).nonzero()
@@ -50,14 +49,13 @@ def _mask_of_own_entries(case: Case) -> Tensor:
     problem = case.problem()
     assert problem.mask is not None
     assume(bool({*"BL"} & {*case.mask_axes}), "all queries share one mask")
-    batch, heads, queries, keys = problem.shape
-    own_heads = "H" in case.mask_axes and case.mask != "items"
-    mask = problem.mask.expand(
-        batch if "B" in case.mask_axes else 1,
-        heads if own_heads else 1,
-        queries if "L" in case.mask_axes else 1,
-        keys,
-    ).clone()
+    axes = {*case.mask_axes, "S"}
+    if case.mask == "items":
+        axes.discard("H")
+    sizes = []
+    for axis, size in zip("BHLS", problem.shape, strict=True):
+        sizes.append(size if axis in axes else 1)
+    mask = problem.mask.expand(sizes).clone()
     if case.seed % 2 and mask.shape[0] > 1:  # the first item may be the longest
         mask[0] = mask.dtype == torch.bool
     return mask
