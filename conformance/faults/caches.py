@@ -29,27 +29,6 @@ class SecondCall(Complete):
         return scores
 
 
-@fault(
-    "STA-3",
-    caught_by="one_module_is_correct_throughout_its_life",
-    script_shows=False,
-    trigger="a call after a backward pass",
-)
-class TrainedOnce(Complete):
-    """After a backward pass, calls without gradients give smaller weights."""
-
-    trained = False
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        weights = super().weigh(scores, allowed)
-        if weights.requires_grad:
-            weights.register_hook(self.note)
-        return weights * (0.9 if self.trained and not weights.requires_grad else 1.0)
-
-    def note(self, gradient: Tensor) -> None:
-        self.trained = True
-
-
 @fault("STA-3", caught_by="calls_do_not_depend_on_calls_before", trigger="a sixth call")
 class Tires(Complete):
     """Only the first five calls are correct."""
