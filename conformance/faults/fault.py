@@ -73,9 +73,9 @@ def fault(  # noqa: PLR0913  the fields of a declaration, by name
 
     dtype, caught_by, script_shows, trigger, source: see `Fault`; trigger and source are given once
         for a class.
-    claims: those of the base class by default. implementation: made of the class by default; it is
-        also `faulty_<class>` in the module of the class, where the script of a failure imports it
-        from.
+    claims: those of the base class by default.
+    implementation: made of the class by default; it is also `faulty_<class>` in the module of the
+        class, from where the script of a failure imports it.
     """
     assert clause in CLAUSES, f"{clause} is not a clause of the contract"
     cell = partial(

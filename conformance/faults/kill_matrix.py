@@ -22,12 +22,12 @@ CAUGHT = ("fail", "refused")
 class Kill:
     """One cell of the matrix: a fault in a dtype, and a clause.
 
-    defect, trigger, source: see `mha.conformance.faults.fault.Fault`. named: whether the clause
-        must catch the fault.
+    defect, trigger, source: see `mha.conformance.faults.fault.Fault`.
+    named: whether the clause must catch the fault.
     baselines: the baseline checks that fail for the fault (see `mha.conformance.faults.baselines`).
-    cases_to_failure: the number of cases up to the first failure. case: the case that it was shrunk
-        to, as code.
-    minimal_case_elements: how many numbers its query, key and value have.
+    cases_to_failure: the number of cases up to the first failure.
+    minimal_case_elements: how many numbers the query, key and value of `case` have.
+    case: the case that the failure was shrunk to, as code.
     """
 
     fault: str

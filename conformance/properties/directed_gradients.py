@@ -136,7 +136,8 @@ def expect_gradients_by_rounding_alone(
 ) -> None:
     """Expect the errors of the gradients along each direction to be ones that rounding explains.
 
-    problem: that of the case by default. frozen: the weights require no gradient.
+    problem: that of the case by default.
+    frozen: the weights require no gradient.
     """
     assume_modelled(session, case)
     problem = problem or case.problem()

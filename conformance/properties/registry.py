@@ -47,9 +47,9 @@ class Property:
     requires: the basic clause that must hold for the property to mean anything (see
         `engine.preconditions`).
     must_reject: the known-bad answers of `harness.known_bad` that it must reject, in at least the
-        share `min_rejection_rate` of the cases in which they are wrong. within_bounds: whether it
-        is about errors that are within the bounds, so that they need not be wrong by more than
-        these.
+        share `min_rejection_rate` of the cases in which they are wrong.
+    within_bounds: whether it is about errors within the bounds, so that known-bad answers need not
+        be wrong by more than these.
     max_cases: the most boundary cases, and one more than the most random ones, of a property that
         takes long.
     may_refuse: whether an implementation may refuse a causal call with L != S here, as CAU-3

@@ -70,7 +70,9 @@ def _expect_sum_of_kept_weights(
 ) -> None:
     """The column that is a bias of 1 has the sum of the weights that were kept.
 
-    sums: (L,). weights: (L, S). reach: the bounds of a sum without dropout, (L,).
+    sums: (L,).
+    weights: (L, S).
+    reach: the bounds of a sum without dropout, (L,).
     """
     # Of rescaled weights, whose sum was 1.
     reach = reach + 4 * torch.finfo(weights.tensor.dtype).eps
@@ -192,7 +194,8 @@ def expect_share(
 ) -> None:
     """As many elements are dropped as p says, and no two rows or columns drop the same.
 
-    allowed: boolean, in the shape of the matrix. names: what its rows are, and its columns.
+    allowed: boolean, in the shape of the matrix.
+    names: what its rows are, and its columns.
     """
     dropped = (result.tensor == 0) & allowed
     count, total = int(dropped.sum()), int(allowed.sum())
