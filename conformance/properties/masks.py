@@ -275,7 +275,7 @@ NAN = Domain(masks=("none", *BOOLEAN), causal=BOTH, values=MODERATE, layouts=DEN
 
 @property_of("MSK-13", replace(NAN, min_S=2), must_reject=("hides_nan",))
 def nan_of_allowed_keys_shows(session: Session, case: Case) -> None:
-    """NaN in an allowed key, and NaN or infinity in an allowed value, show in every row."""
+    """NaN in an allowed key, and NaN or infinity in an allowed value, show where it is seen."""
     problem, key, sees = _one_key(session, case)
     several = problem.allowed(session.claims.alignment).sum(-1) > 1
     if problem.key is problem.query:  # all scores of that query are NaN

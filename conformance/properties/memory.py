@@ -64,7 +64,7 @@ def _mebibytes(count: int) -> str:
 
 
 def _expands_masks(session: Session, case: Case) -> bool:
-    """Return whether the adapter itself makes a mask (L, S), whose memory it would count."""
+    """Return whether the adapter makes masks (L, S), whose memory is not the attention's."""
     call = getattr(original_of(session.implementation), "call", None)
     if not isinstance(call, CallByName):
         return False

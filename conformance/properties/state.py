@@ -240,7 +240,7 @@ def _pickled(attention: nn.Module) -> nn.Module:
 
 
 def _can_be_found(instance: Instance) -> bool:
-    """Return whether `pickle` finds the class of an attention, which no function made."""
+    """Return whether `pickle` finds the class of an attention; not one that a function made."""
     cls = type(getattr(instance.attention, "module", instance.attention))
     return attribute(module_named(cls.__module__), cls.__qualname__) is cls
 

@@ -39,7 +39,7 @@ def of_heads(problem: Problem, values: Tensor) -> Tensor:
 
 
 def factor_for_scale(session: Session, case: Case) -> float:
-    """Return the signed power of two that undoes a claimed scale, up to 1/sqrt(d_k)."""
+    """Return the power of two, with a sign, that makes up for a claimed scale."""
     scale, usual = session.claims.scale_for(case.head_dim), case.head_dim**-0.5
     assume(scale != 0, "the scale that is claimed is 0, so all scores are")
     factor = 2.0 ** math.ceil(math.log2(usual / abs(scale)))

@@ -48,7 +48,7 @@ def assume_answered(session: Session, problem: Problem) -> None:
 
 @contextmanager
 def windows_refused_without_causal(session: Session, problem: Problem) -> Iterator[None]:
-    """Discard a case whose window is refused for want of the causal flag, where there is one."""
+    """Discard a case whose window is refused without the causal flag, where calls may have it."""
     try:
         yield
     except CallRaised:
