@@ -74,7 +74,7 @@ def assert_close(implementation: Implementation, dtype: str) -> bool:
 
 
 def grid(implementation: Implementation, dtype: str) -> bool:
-    """Shapes and masks, both passes, against float64, which is itself compared in float32."""
+    """Shapes and masks, both passes, against float64; float64 itself is tried in float32."""
     for case in GRID:
         problem = replace(case, dtype="float32" if dtype == "float64" else dtype).problem()
         allowed = problem.allowed(implementation.claims.alignment)
@@ -117,8 +117,8 @@ def _differentiated(call: Callable[[Problem], Tensor], problem: Problem) -> list
     leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
     output = call(leaves)
     output.backward(torch.ones_like(output))
-    gradients = [
-        torch.full_like(x, torch.nan) if x.grad is None else x.grad
-        for x in (leaves.query, leaves.key, leaves.value)
-    ]
-    return [x.detach() for x in (output, *gradients)]
+    results = [output.detach()]
+    for x in (leaves.query, leaves.key, leaves.value):
+        missing = torch.full_like(x, torch.nan)
+        results.append(missing if x.grad is None else x.grad.detach())
+    return results

@@ -33,9 +33,8 @@ class RecordedForTheQuery(Complete):
     """Gradients are recorded only if the query or its projection requires one."""
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
-        with torch.set_grad_enabled(
-            torch.is_grad_enabled() and (query.requires_grad or self.w_q.requires_grad)
-        ):
+        needed = query.requires_grad or self.w_q.requires_grad
+        with torch.set_grad_enabled(needed and torch.is_grad_enabled()):
             return super().attend(query, *rest)
 
 

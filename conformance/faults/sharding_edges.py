@@ -28,9 +28,6 @@ class LastTokenLost(SequenceParallel):
             part[:, :, : max(1, sum(lengths) // self.size)] for part in super().gather(x, lengths)
         ]
 
-    def positions(self, rank: int, lengths: list[int]) -> Tensor:
-        return super().positions(rank, lengths)
-
     def columns_of(
         self, mask: Tensor | None, columns: Tensor, rank: int, lengths: list[int]
     ) -> Tensor | None:
