@@ -1,1 +1,1 @@
-"""From a name, a file or an entry point to an implementation, and what to say where there is none."""
+"""From a name, a file or an entry point to an implementation, or to what there is instead."""

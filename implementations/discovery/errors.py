@@ -5,8 +5,7 @@ INTERRUPTED = "it raised KeyboardInterrupt, as if someone had stopped the run"
 
 
 class ImplementationError(ValueError):
-    """An implementation cannot be found, loaded or adapted; the message says what was expected and
-    what to do.
+    """An implementation cannot be found, loaded or adapted; the message says what to do.
 
     >>> from mha.implementations import resolve
     >>> resolve("no_such_file.py:Attention")
@@ -16,14 +15,14 @@ class ImplementationError(ValueError):
 
 
 class UnavailableError(ImplementationError):
-    """An implementation lacks something optional, such as a package or a device; raised while it is
-    imported.
+    """An implementation lacks something optional, such as a package or a device.
 
-    `mha list` shows the message, and a run of all implementations leaves it out without failing.
+    It is raised while the implementation is imported. `mha list` shows the message, and a run of
+    all implementations leaves it out without failing.
 
-    >>> raise UnavailableError("needs triton: pip install 'mha-conformance[triton]'")
+    >>> raise UnavailableError("needs triton: pip install triton")
     Traceback (most recent call last):
-    mha.implementations.discovery.errors.UnavailableError: needs triton: pip install 'mha-conformance[triton]'
+    mha.implementations.discovery.errors.UnavailableError: needs triton: pip install triton
     """
 
 
@@ -40,8 +39,7 @@ class UnsupportedCallError(ImplementationError):
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an exception as one line of at most 300 characters, of a longer one its
-    beginning and end.
+    """Return the message of an exception as one line; of more than 300 characters, both ends.
 
     >>> one_line(ValueError("no rope:\\n    odd width"))
     'no rope: odd width'

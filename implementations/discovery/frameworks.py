@@ -25,8 +25,11 @@ def framework_of(value: object) -> str | None:
 
     >>> framework_of(dict)
     """
-    roots = {
-        base.__module__.partition(".")[0].removeprefix("tf_")
-        for base in getattr(value, "__mro__", ())
-    }
-    return next((name for name in HOW_TO_WRAP if name.lower() in roots), None)
+    packages = set()
+    for base in getattr(value, "__mro__", ()):
+        package, _, _ = base.__module__.partition(".")
+        packages.add(package.removeprefix("tf_"))  # as in tf_keras
+    for name in HOW_TO_WRAP:
+        if name.lower() in packages:
+            return name
+    return None

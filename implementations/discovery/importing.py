@@ -20,8 +20,9 @@ from torch import nn
 
 from mha.implementations.discovery.errors import INTERRUPTED, ImplementationError
 from mha.implementations.discovery.loaded import variables_of
-from mha.implementations.discovery.originals import OWN, changes, new_changes
+from mha.implementations.discovery.originals import changes, new_changes
 from mha.implementations.discovery.raised import Raised
+from mha.implementations.discovery.watched import OWN
 from mha.implementations.process.clock import CLOCK
 from mha.implementations.process.surroundings import Surroundings
 
@@ -32,16 +33,19 @@ LOADERS: list[Callable[[], object]] = []
 
 @contextmanager
 def judge_left_alone() -> Iterator[None]:
-    """Undo what imported code, or a trial of it, replaces of this package, of Python, and of the
-    packages that it uses.
+    """Undo what imported code, or a trial of it, replaces of Python, and of what the judge uses.
 
-    Raises ImplementationError, at the end of the block, where that is a part of this package.
     Packages replace functions of others when they are imported, and what is theirs works without;
     for torch, see `pristine`.
+
+    Raises ImplementationError, at the end of the block, where that is a part of this package.
     """
     for load in LOADERS:
         load()
-    look, found, around = new_changes, changes(), Surroundings(of_many=True, of_import=True)
+    # The imported code may replace the names of these.
+    look = new_changes
+    found = changes()
+    around = Surroundings(of_many=True, of_import=True)
     try:
         yield
     finally:
@@ -50,7 +54,9 @@ def judge_left_alone() -> Iterator[None]:
             change.undo()
         others = around.put_back()
     own = [name for name in replaced if name.partition(".")[0] == OWN]
-    own += [each.removeprefix("replaced ") for each in others if f"sys.modules['{OWN}." in each]
+    for each in others:
+        if f"sys.modules['{OWN}." in each:
+            own.append(each.removeprefix("replaced "))
     if own:
         raise ImplementationError(
             f"it replaces {', '.join(sorted(own)[:3])}, for everybody, so nothing can be judged"
@@ -67,9 +73,7 @@ IMPORTS = 6.0
 
 @contextmanager
 def default_warnings() -> Iterator[None]:
-    """Let imported code warn, even in a run that turns warnings into errors; how long it takes is
-    noted.
-    """
+    """Let imported code warn, even in a run that turns warnings into errors, and note its time."""
     with CLOCK.running(times_as_long=IMPORTS), warnings.catch_warnings():
         warnings.simplefilter("default")
         yield
@@ -94,10 +98,9 @@ def load_module(name: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a user's module may raise anything while it is imported
-        is_itself = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(
-            f"{error.name}."
-        )
-        shown = Raised.of(error).text if is_itself else described(error)
+        shown = described(error)
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            shown = Raised.of(error).text  # the module itself is missing, and no place says more
         raise ImplementationError(f"the module {name!r} cannot be imported: {shown}") from error
 
 
@@ -118,19 +121,15 @@ def load_file(path: Path) -> ModuleType:
     except BaseException as error:  # a user's file may raise anything
         if sys.modules.get(path.stem) is module:
             del sys.modules[path.stem]
-        hint = (
-            "; name it as part of its package, package.module:NAME"
-            if "relative import" in str(error)
-            else ""
-        )
-        raise ImplementationError(
-            f"{str(path)!r} cannot be run: {described(error)}{hint}"
-        ) from error
+        message = f"{str(path)!r} cannot be run: {described(error)}"
+        if "relative import" in str(error):
+            message += "; name it as part of its package, package.module:NAME"
+        raise ImplementationError(message) from error
     return module
 
 
 def member_of(module: ModuleType, name: str, target: str) -> object:
-    """Return an object of a module; raises ImplementationError, with the target, if there is none."""
+    """Return an object of a module; raises ImplementationError, with the target, without one."""
     held = variables_of(module)
     if name in held:
         return held[name]
@@ -149,22 +148,17 @@ def member_of(module: ModuleType, name: str, target: str) -> object:
 
 def classes_of(module: ModuleType) -> list[str]:
     """Return the names of the `torch.nn.Module` classes that a file defines."""
-    classes = [
-        (name, value)
-        for name, value in variables_of(module).items()
-        if issubclass(type(value), type)
-    ]
-    return [
-        name
-        for name, cls in classes
-        if issubclass(cls, nn.Module) and cls.__module__ == module.__name__
-    ]
+    names = []
+    for name, value in variables_of(module).items():
+        if not issubclass(type(value), type):
+            continue
+        if issubclass(value, nn.Module) and value.__module__ == module.__name__:
+            names.append(name)
+    return names
 
 
 def described(error: BaseException) -> str:
-    """Return what an exception of a file says as one line: what is missing for it, its message, and
-    where it arose.
-    """
+    """Return in one line what an exception of a file says: what is missing, its message, where."""
     raised = Raised.of(error)
     return f"it {raised.needs} ({raised})" if raised.needs else str(raised)
 
@@ -210,13 +204,11 @@ def _said_if_slow(what: str) -> Iterator[None]:
 
 @contextmanager
 def _own_interrupts_only() -> Iterator[None]:
-    """Let through what Ctrl-C raises, but no interrupt of the code; end the block after `PATIENCE`."""
+    """Let through what Ctrl-C raises, but no interrupt of the code; end it after `PATIENCE`."""
     previous = signal.getsignal(signal.SIGINT)
     is_ignored = previous is signal.SIG_IGN  # as in the background of a shell
-    if (
-        not (is_ignored or previous is signal.default_int_handler)
-        or current_thread() is not main_thread()
-    ):
+    is_usual = is_ignored or previous is signal.default_int_handler
+    if not is_usual or current_thread() is not main_thread():
         yield
         return
     interrupts, late = list[int](), list[bool]()

@@ -60,8 +60,9 @@ def every_module() -> list[tuple[str, object]]:
 
 
 def names_of(value: object) -> Iterator[tuple[str, str, str]]:
-    """Yield the names under which modules hold an object: of the module, its file ("" without one),
-    and the object's.
+    """Yield the names under which modules hold an object.
+
+    Each time, these are the module's name, its file ("" without one), and the object's name.
 
     >>> next((module, name) for module, _, name in names_of(sys.modules) if module == "sys")
     ('sys', 'modules')

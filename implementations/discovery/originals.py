@@ -1,9 +1,8 @@
-"""The functions, classes and constants that the judge runs on: what stands under their names, by
-identity.
+"""The functions, classes and constants that the judge runs on: what stands under their names.
 
-Watched are this package, Hypothesis, pytest, NumPy's and some of Python's own modules. What was
-replaced before judged code ran, as by a test or a debugger, stays: only a difference between two
-looks counts.
+Watched are this package, Hypothesis, pytest, NumPy's and some of Python's own modules; what stands
+there is compared by identity. What was replaced before judged code ran, as by a test or a debugger,
+stays: only a difference between two looks counts.
 """
 
 from __future__ import annotations
@@ -17,60 +16,15 @@ from operator import attrgetter, is_, methodcaller
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-OWN = "mha"
-PACKAGES = (OWN, "_pytest", "pytest")
-# What is judged itself, and may keep what it likes.
-JUDGED = "mha.conformance.faults"
-MODULES = (
-    *(
-        "builtins",
-        "contextlib",
-        "copy",
-        "dataclasses",
-        "functools",
-        "gc",
-        "hypothesis",
-        "hypothesis.control",
-    ),
-    *(
-        "hypothesis.core",
-        "hypothesis.internal.conjecture.engine",
-        "itertools",
-        "json",
-        "math",
-        "numpy",
-        "operator",
-    ),
-    *("os", "random", "signal", "sys", "time", "traceback", "warnings"),
+from mha.implementations.discovery.watched import (
+    JUDGED,
+    MODULES,
+    OWN,
+    PACKAGES,
+    UNREAD,
+    UNWATCHED,
 )
-# What Python, its debuggers, and what records warnings replace by themselves.
-UNWATCHED = {
-    "builtins": {"_", "input"},
-    "sys": {"breakpointhook", "displayhook", "excepthook", "unraisablehook"},
-    "warnings": {
-        "formatwarning",
-        "showwarning",
-        "_showwarning_orig",
-        "_showwarnmsg",
-        "_showwarnmsg_impl",
-    },
-}
-# Names that Python adds to a class when it is first used.
-ADDED = {
-    "__annotations__",
-    "__annotations_cache__",
-    "__slotnames__",
-    "__non_callable_proto_members__",
-}
-UNREAD = {
-    "__dict__",
-    "__weakref__",
-    "__doc__",
-    "__abstractmethods__",
-    "_abc_impl",
-    "__module__",
-    *ADDED,
-}
+
 FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 ABSENT = object()
 # The type of a function with a cache.
@@ -93,7 +47,8 @@ Changes = Mapping[str, Change]
 class Names(NamedTuple):
     """Names of a module, of a class or of a dictionary, with what stood there first.
 
-    held: the dictionary that has them. closed: whether a name that is added hides another one.
+    held: the dictionary that has them.
+    closed: whether a name that is added hides another one.
     """
 
     label: str
@@ -114,29 +69,26 @@ class Names(NamedTuple):
             now = self.held.get(name, ABSENT)
             if now is not value:
                 yield f"{self.label}.{name}", Change(now, partial(self.put, name, value))
-        for name in {*self.held}.difference(self.names) if self.closed else ():
+        if not self.closed:
+            return
+        for name in {*self.held}.difference(self.names):
             if not self.may_be_added(name):
-                yield (
-                    f"{self.label}.{name}",
-                    Change(self.held[name], partial(self.put, name, ABSENT)),
-                )
+                undo = partial(self.put, name, ABSENT)
+                yield f"{self.label}.{name}", Change(self.held[name], undo)
 
     def may_be_added(self, name: Any) -> bool:
-        """Return whether a name hides nothing: in a module, it is not Python's own (`torch.compile`
-        adds others).
-        """
+        """Return whether a name hides nothing: in a module, it is none of Python's own."""
         if not isinstance(self.owner, ModuleType):
             return name in UNREAD
         return name not in vars(builtins) or str(name).startswith("__")
 
     def put(self, name: Any, value: object) -> None:
         """Put a value under a name."""
-        if isinstance(self.owner, type):
-            _ = (
-                type.__delattr__(self.owner, name)
-                if value is ABSENT
-                else type.__setattr__(self.owner, name, value)
-            )
+        is_class = isinstance(self.owner, type)
+        if is_class and value is ABSENT:
+            type.__delattr__(self.owner, name)
+        elif is_class:
+            type.__setattr__(self.owner, name, value)
         elif value is ABSENT:
             del self.held[name]  # type: ignore[attr-defined]  # of a module, or a dictionary
         else:
@@ -144,7 +96,16 @@ class Names(NamedTuple):
 
 
 class Watched:
-    """Everything that is watched; it grows as modules are loaded."""
+    """Everything that is watched; it grows as modules are loaded.
+
+    What is in the dictionaries by its identity is held there too, so that no other object gets its
+    number: classes may define how they are compared, and equal functions are not the same.
+
+    functions: each with its label.
+    parts: what each function has of `FUNCTION_PARTS`.
+    seen: the modules, classes and dictionaries.
+    modules: how many were loaded at the last look.
+    """
 
     def __init__(self) -> None:
         self.names: list[Names] = []
@@ -179,13 +140,13 @@ class Watched:
         self.names.append(Names(label, owner, held, tuple(names), values, closed))
 
     def _add_module(self, label: str, module: ModuleType) -> None:
-        held, is_own = vars(module), label.partition(".")[0] == OWN
+        held = vars(module)
+        is_own = label.partition(".")[0] == OWN
         unwatched = UNWATCHED.get(label, set())
-        names = [
-            name
-            for name, value in held.items()
-            if name not in unwatched and _counts(name, value, own=is_own)
-        ]
+        names = []
+        for name, value in held.items():
+            if name not in unwatched and _counts(name, value, own=is_own):
+                names.append(name)
         values = [held[name] for name in names]
         self._add_names(label, module, held, names, closed=is_own)
         for name, value in zip(names, values, strict=True):
@@ -197,10 +158,9 @@ class Watched:
         """Watch the parts of a function, and the members of a class, if the module defines it."""
         for each in _functions(value):
             self._add_function(label, each)
-        is_class = (
-            isinstance(value, type) and value.__module__ == module and value.__flags__ & CHANGEABLE
-        )
-        if is_class and id(value) not in self.seen:
+        if not isinstance(value, type) or id(value) in self.seen:
+            return
+        if value.__module__ == module and value.__flags__ & CHANGEABLE:
             self._add_class(label, value, module)
 
     def _add_function(self, label: str, function: object) -> None:
@@ -214,17 +174,18 @@ class Watched:
         self.seen[id(value)] = value
         held = vars(value)
         names = [name for name in held if name not in UNREAD]
+        members = [held[name] for name in names]
         self._add_names(label, value, held, names, closed=module.partition(".")[0] == OWN)
-        for name, member in [(name, held[name]) for name in names]:
+        for name, member in zip(names, members, strict=True):
             self._add_value(f"{label}.{name}", member, module)
 
     def codes(self) -> dict[int, str]:
-        """Return the module of each code object of this package by its identity, those within
-        others too.
-        """
+        """Return the module of each code object of this package, also of inner ones, by its id."""
         found: dict[int, str] = {}
         for (label, function), code in zip(self.functions.values(), self.parts[0], strict=True):
-            pending = [code] if label.partition(".")[0] == OWN else []
+            if label.partition(".")[0] != OWN:
+                continue
+            pending = [code]
             while pending:
                 each = pending.pop()
                 found[id(each)] = str(function.__module__)
@@ -245,9 +206,7 @@ class Watched:
 
 
 def _counts(name: str, value: object, *, own: bool) -> bool:
-    """Return whether a name of a module is watched: in another package than ours, of what can be
-    called alone.
-    """
+    """Return whether a name of a module is watched: of another package, only what can be called."""
     if name.startswith("__"):
         return own and name in ("__getattr__", "__dir__")
     return own or callable(value)
@@ -270,8 +229,9 @@ def _functions(value: object) -> Iterable[object]:
 class _Flat:
     """What is watched, in a few long lists: comparing these takes a millisecond.
 
-    whole: what may hold nothing else, with sizes and values as at the last look. held, names,
-    named: the rest, name by name. functions, parts: those that have each part.
+    whole: what may hold nothing else, with sizes and values as at the last look.
+    held, names, named: the rest, name by name.
+    functions, parts: those that have each part.
     """
 
     def __init__(self, watched: Watched) -> None:
@@ -296,75 +256,75 @@ class _Flat:
         self.whole = [each.held for each in watched.names if each.is_whole]
         self._read_names([each for each in watched.names if not each.is_whole])
         functions = [function for _, function in watched.functions.values()]
-        had = [_places_of_some(parts) for parts in watched.parts]
-        self.functions = [[functions[number] for number in own] for own in had]
-        self.parts = [
-            [parts[number] for number in own] for own, parts in zip(had, watched.parts, strict=True)
-        ]
+        self.functions = []
+        self.parts = []
+        for parts in watched.parts:
+            places = [place for place, part in enumerate(parts) if part is not None]
+            self.functions.append([functions[place] for place in places])
+            self.parts.append([parts[place] for place in places])
         self.sizes, self.values = [], []  # so that they are compared one by one, once
 
     def _read_names(self, single: list[Names]) -> None:
-        self.held = [each.held for each in single for _ in each.names]
-        self.names = [name for each in single for name in each.names]
-        self.named = [value for each in single for value in each.values]
+        self.held, self.names, self.named = [], [], []
+        for each in single:
+            self.held += [each.held] * len(each.names)
+            self.names += each.names
+            self.named += each.values
 
     def renew(self) -> None:
-        """Note what `whole` holds, once that is known to be as at first, but for names that may be
-        added.
-        """
+        """Note what `whole` holds, once it is as at first, with names that may be added."""
         self.sizes = [*map(len, self.whole)]
         self.values = [value for held in self.whole for value in held.values()]
 
 
 class _Means:
-    """What a slow look uses, as it was at first: names of Python and of this module, and the code
-    of its classes.
+    """What a slow look uses, as it was at first.
+
+    python, own: the names of Python and of this module.
+    members: the functions of its classes.
+    codes: the code of these, and of its functions.
     """
 
     def __init__(self) -> None:
         self.python, self.own = vars(builtins), globals()
         self.first_python, self.first_own = self.python.copy(), self.own.copy()
-        classes = [
-            value
-            for value in self.own.values()
-            if isinstance(value, type) and value.__module__ == __name__
-        ]
-        self.members = [
-            (cls, name, member) for cls in classes for name, member in vars(cls).items()
-        ]
-        self.members = [each for each in self.members if isinstance(each[2], FunctionType)]
-        members = [member for _, _, member in self.members]
-        functions = [value for value in self.own.values() if isinstance(value, FunctionType)]
-        self.codes = [(function, function.__code__) for function in (*members, *functions)]
+        self.members: list[tuple[type, str, FunctionType]] = []
+        functions: list[FunctionType] = []
+        for value in self.own.values():
+            if isinstance(value, FunctionType):
+                functions.append(value)
+            elif isinstance(value, type) and value.__module__ == __name__:
+                self._add_members(value)
+        functions += [member for _, _, member in self.members]
+        self.codes = [(function, function.__code__) for function in functions]
+
+    def _add_members(self, cls: type) -> None:
+        for name, member in vars(cls).items():
+            if isinstance(member, FunctionType):
+                self.members.append((cls, name, member))
 
 
-def _places_of_some(parts: list[Any]) -> list[int]:
-    """Return where something stands in a list, and not None."""
-    return [number for number, part in enumerate(parts) if part is not None]
+class Looks(NamedTuple):
+    """What looks at the process; watch: watches a dictionary, codes: see `Watched.codes`."""
+
+    changes: Callable[[], dict[str, Change]]
+    new_changes: Callable[[Changes], dict[str, Change]]
+    watch: Callable[[str, dict[Any, Any]], None]
+    codes: Callable[[], dict[int, str]]
 
 
-def _made() -> tuple[
-    Callable[[], dict[str, Change]],
-    Callable[[Changes], dict[str, Change]],
-    Callable[[str, dict[Any, Any]], None],
-    Callable[[], dict[int, str]],
-]:
-    """Return what reads the changes, what reads those since an earlier look, what watches a
-    dictionary, and what returns the modules of this package's code objects by their identity.
+def _made() -> Looks:
+    """Return what looks at the process, with means of its own.
 
-    What they use is theirs alone: judged code that replaces the names of this module, or `all`,
-    does not change them.
+    Judged code that replaces the names of this module, or `all`, does not change them.
     """
-    watched, every, each, same, size, chain = (
-        Watched(),
-        all,
-        map,
-        is_,
-        len,
-        itertools.chain.from_iterable,
-    )
-    getters, values_of = [attrgetter(name) for name in FUNCTION_PARTS], methodcaller("values")
-    flat, means, repair, put = _Flat(watched), _Means(), dict.update, type.__setattr__
+    watched = Watched()
+    every, each, same, size = all, map, is_, len
+    chain = itertools.chain.from_iterable
+    getters = [attrgetter(name) for name in FUNCTION_PARTS]
+    values_of = methodcaller("values")
+    flat, means = _Flat(watched), _Means()
+    repair, put = dict.update, type.__setattr__
 
     def untouched() -> bool:
         if not flat.is_current():
@@ -383,11 +343,10 @@ def _made() -> tuple[
     def with_own_means() -> dict[str, Change]:
         # By syntax alone, as every name may stand for something else now.
         python, first = means.python, means.first_python
-        swapped = {
-            name: python[name]
-            for name in first
-            if name in python and python[name] is not first[name]
-        }
+        swapped = {}
+        for name in first:
+            if name in python and python[name] is not first[name]:
+                swapped[name] = python[name]
         repair(python, {name: first[name] for name in swapped})
         for name in [name for name in means.own if name in first and name not in means.first_own]:
             del means.own[name]
@@ -399,9 +358,8 @@ def _made() -> tuple[
         found = watched.changes()
         repair(python, swapped)
         for name in swapped:
-            found[f"builtins.{name}"] = Change(
-                swapped[name], partial(repair, python, {name: first[name]})
-            )
+            undo = partial(repair, python, {name: first[name]})
+            found[f"builtins.{name}"] = Change(swapped[name], undo)
         return found
 
     def read() -> dict[str, Change]:
@@ -415,12 +373,11 @@ def _made() -> tuple[
         return found
 
     def read_new(before: Changes) -> dict[str, Change]:
-        now = read()
-        return {
-            name: each
-            for name, each in now.items()
-            if name not in before or before[name].now is not each.now
-        }
+        new = {}
+        for name, change in read().items():
+            if name not in before or before[name].now is not change.now:
+                new[name] = change
+        return new
 
     known: list[dict[int, str]] = []
 
@@ -431,7 +388,7 @@ def _made() -> tuple[
             known[:] = [watched.codes()]
         return known[0]
 
-    return read, read_new, watched.add, codes
+    return Looks(read, read_new, watched.add, codes)
 
 
 changes, new_changes, watch, codes = _made()

@@ -8,19 +8,14 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
-from inspect import isfunction
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
-from torch.autograd.function import FunctionMeta
 
-from mha.implementations.adapters.construction import Room, makes_modules
+from mha.implementations.adapters.construction import Room
 from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.adapters.pickled import pickled
 from mha.implementations.discovery.errors import ImplementationError, UnavailableError
-from mha.implementations.discovery.frameworks import HOW_TO_WRAP, framework_of
 from mha.implementations.discovery.importing import (
     classes_of,
     contained,
@@ -31,10 +26,9 @@ from mha.implementations.discovery.importing import (
     load_module,
     member_of,
 )
+from mha.implementations.discovery.inferred import inference_of
 from mha.implementations.discovery.loaded import attribute, module_named
-from mha.implementations.inference.infer import Inference, infer
-from mha.implementations.inference.kernel_forms import kernel_maker
-from mha.implementations.inference.kernels import infer_kernel
+from mha.implementations.inference.infer import Inference
 from mha.implementations.inference.probes import most_biases
 from mha.implementations.process.pristine import as_found, pristine
 from mha.spec import Attention, Claims, Config, Implementation, Sharded, Weights
@@ -45,9 +39,7 @@ GROUP = "mha.implementations"
 
 @dataclass(frozen=True, eq=False)
 class Renamed:
-    """An implementation under another name: the one that it is registered under, or that a target
-    gives it.
-    """
+    """An implementation under the name that it is registered under, or that a target gives it."""
 
     implementation: Implementation
     name: str
@@ -68,10 +60,8 @@ class Renamed:
 class Resolved:
     """An implementation, and how it was named.
 
-    implementation: its name is the registered one, or the one that the target gives it, if either
-        does.
-    target: what `resolve` was given, and takes again; for an implementation that "all" named, its
-        registered name.
+    implementation: under the registered name, or that of the target, if there is one.
+    target: what `resolve` was given, and takes again; of what "all" names, the registered name.
     inference: how a plain class was understood; None for a declared implementation.
 
     >>> resolved = resolve("sdpa")[0]
@@ -88,8 +78,9 @@ class Resolved:
 class Registered:
     """A registered implementation, or why it is unavailable.
 
-    name, target: of the entry point. implementation: None if it could not be loaded. error: why
-    not. broken: whether that is a failure, rather than something optional that is missing.
+    name, target: of the entry point.
+    implementation: None if it could not be loaded; error: why not.
+    broken: whether that is a failure, rather than something optional that is missing.
     inference: as of `Resolved`.
 
     >>> [entry.target for entry in discover() if entry.name == "sdpa"]
@@ -116,10 +107,11 @@ class Registered:
 
 
 def discover(started: Callable[[str], object] = str) -> list[Registered]:
-    """Load every registered implementation, in the order of their names; started: is told each
-    before it is loaded.
+    """Load every registered implementation, in the order of their names.
 
     Raises nothing: an implementation that fails to load is returned with its error.
+
+    started: called with each name before it is loaded.
 
     >>> {entry.name: entry.target for entry in discover()}["loop"]
     'mha.implementations.loop:implementation'
@@ -133,8 +125,9 @@ def discover(started: Callable[[str], object] = str) -> list[Registered]:
 
 @dataclass(frozen=True)
 class Found:
-    """What some targets name. unavailable: the registered implementations that "all" names, and
-    that cannot be used.
+    """What some targets name.
+
+    unavailable: the registered implementations that "all" names, and that cannot be used.
     """
 
     resolved: list[Resolved]
@@ -142,10 +135,8 @@ class Found:
 
     @property
     def broken(self) -> dict[str, str]:
-        """Why those that are no mere lack of something optional cannot be used, by name, as in a
-        report.
-        """
-        return {entry.name: entry.error for entry in self.unavailable if entry.broken}
+        """Why those that fail to load cannot be used, by name, as in a report."""
+        return {each.name: each.error for each in self.unavailable if each.broken}
 
     @property
     def notes(self) -> list[str]:
@@ -154,10 +145,11 @@ class Found:
 
 
 def find(targets: Iterable[str], started: Callable[[str], object] = str) -> Found:
-    """Return what targets name, and what "all" would name if it could be used; raises
-    ImplementationError as `resolve`.
+    """Return what targets name, and what "all" would name if it could be used.
 
-    started: is told each target, and each that "all" names, before it is loaded.
+    started: called with each target, and with each name of "all", before it is loaded.
+
+    Raises ImplementationError as `resolve`.
 
     >>> find(["all"]).broken
     {}
@@ -177,10 +169,11 @@ def find(targets: Iterable[str], started: Callable[[str], object] = str) -> Foun
 
 def available(entries: Iterable[Registered]) -> list[Resolved]:
     """Return the registered implementations that were loaded."""
-    loaded = [(entry, entry.implementation) for entry in entries]
-    return [
-        Resolved(each, entry.name, entry.inference) for entry, each in loaded if each is not None
-    ]
+    found = []
+    for entry in entries:
+        if entry.implementation is not None:
+            found.append(Resolved(entry.implementation, entry.name, entry.inference))
+    return found
 
 
 def resolve(target: str) -> list[Resolved]:
@@ -188,13 +181,11 @@ def resolve(target: str) -> list[Resolved]:
 
     target: a registered name, "package.module:object", "path/to/file.py:object", one of these under
         another name, "NAME=target", or "all" for every registered implementation that loads (`find`
-        says which do not). The object is an implementation, a plain `torch.nn.Module` class, a
-        function that makes a module (its parameters are those of a constructor), a function of
-        query, key and value, or a `functools.partial` of one; how to build and call it is then
-        inferred.
+        says which do not). The object is an implementation, or one is inferred from it: a
+        `torch.nn.Module` class, a function that makes a module, a function of query, key and value,
+        or a `functools.partial` of one.
 
-    Raises ImplementationError if there is no such object, if it cannot be loaded, or if it is
-    neither of these.
+    Raises ImplementationError if there is no such object, or it cannot be loaded or judged.
 
     >>> (resolved,) = resolve("mha.implementations.minimal:MinimalAttention")
     >>> resolved.implementation.name
@@ -242,10 +233,10 @@ def as_resolved(value: object) -> Resolved:
     Raises ImplementationError for a target that cannot be resolved or names several, and for any
     other value.
 
-    >>> as_resolved(nn.Linear)  # doctest: +ELLIPSIS
+    >>> as_resolved(torch.nn.Linear)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    mha.implementations.discovery.errors.ImplementationError: Linear: none of the parameters of its constructor ...
+    mha.implementations.discovery.errors.ImplementationError: Linear: none of the parameters ...
     """
     if isinstance(value, Resolved):
         return value
@@ -257,51 +248,44 @@ def as_resolved(value: object) -> Resolved:
             )
         return resolved[0]
     named = value.func if isinstance(value, partial) else value
-    module, name = (
-        getattr(value, "__module__", ""),
-        getattr(named, "__name__", type(value).__name__),
-    )
+    module = getattr(value, "__module__", "")
+    name = getattr(named, "__name__", type(value).__name__)
     has_a_place = attribute(module_named(module), name) is value and module != "__main__"
     implementation, inference = _implementation(name, value)
     return Resolved(implementation, f"{module}:{name}" if has_a_place else "", inference)
 
 
 def split_name(target: str) -> tuple[str, str]:
-    """Return the name that a target gives, empty if it gives none, and the target without it; a
-    path may have a "=".
+    """Return the name that a target gives, empty if it gives none, and the target without it.
 
     >>> split_name("old=attention.py:MyAttention"), split_name("sdpa")
     (('old', 'attention.py:MyAttention'), ('', 'sdpa'))
     """
     name, given, plain = target.partition("=")
-    is_name = (
-        given
-        and re.fullmatch(r"[\w.-]+", name)
-        and not Path(target.rpartition(":")[0] or target).exists()
-    )
-    return (name, plain) if is_name else ("", target)
+    if not given or not re.fullmatch(r"[\w.-]+", name):
+        return "", target
+    file, _, _ = target.rpartition(":")
+    if Path(file or target).exists():  # a path may have a "="
+        return "", target
+    return name, plain
 
 
 def preflight(implementation: Implementation) -> None:
-    """Build a small attention, to find an adapter that does not fit its module before any clause is
-    judged.
+    """Build a small attention, to find an adapter that does not fit its module before judging.
 
     Raises ImplementationError for an object that is not an implementation, and what the adapter
-        raises of this type.
-    Any other error in `build` is ignored: the clauses about construction report it.
+    raises of this type. Any other error in `build` is ignored: the clauses about construction
+    report it.
 
     >>> preflight(resolve("loop")[0].implementation)
     >>> preflight("loop")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    mha.implementations.discovery.errors.ImplementationError: 'loop' is not an implementation: it needs a name (str), ...
+    mha.implementations.discovery.errors.ImplementationError: 'loop' is not an implementation: ...
     """
     name, claims = getattr(implementation, "name", None), getattr(implementation, "claims", None)
-    if not (
-        isinstance(name, str)
-        and isinstance(claims, Claims)
-        and callable(getattr(implementation, "build", None))
-    ):
+    builds = callable(getattr(implementation, "build", None))
+    if not (isinstance(name, str) and isinstance(claims, Claims) and builds):
         raise ImplementationError(
             f"{implementation!r:.80} is not an implementation: it needs a name (str), claims"
             f" (mha.spec.Claims) and a method build, but its name is {name!r:.80} and its claims"
@@ -317,14 +301,12 @@ def preflight(implementation: Implementation) -> None:
         pickled(original_of(implementation))
     n_heads, head_dim = min(claims.sizes.n_heads or {2}), claims.sizes.fit_head_dim(2)
     key_heads = 1 if claims.multi_query else None
-    config = Config(
-        n_heads * head_dim, n_heads, n_kv_heads=key_heads, bias=most_biases(claims.bias)
-    )
+    bias = most_biases(claims.bias)
+    config = Config(n_heads * head_dim, n_heads, n_kv_heads=key_heads, bias=bias)
+    weights = Weights.random(config, 0, torch.float32)
     try:
         with pristine(), as_found():  # what it changes is changed again when it is judged
-            implementation.build(
-                config, Weights.random(config, 0, torch.float32), dtype=torch.float32, device="cpu"
-            )
+            implementation.build(config, weights, dtype=torch.float32, device="cpu")
     except (Exception, SystemExit) as error:
         if isinstance(error, ImplementationError):
             raise
@@ -342,8 +324,9 @@ def _entry_point(name: str, registered: Sequence[EntryPoint]) -> EntryPoint:
             f" {', '.join(known) or 'none'}; give one of these names, package.module:object, or"
             " path/to/file.py:object)"
         )
-    if len({point.value for point in points}) > 1:
-        values = " and ".join(sorted(point.value for point in points))
+    targets = sorted(point.value for point in points)
+    if len(set(targets)) > 1:
+        values = " and ".join(targets)
         raise ImplementationError(
             f"the name {name!r} is registered twice, for {values}; give one of these instead"
         )
@@ -358,12 +341,9 @@ def _load_named(name: str, points: Sequence[EntryPoint]) -> Registered:
 
 
 def _load_entry(point: EntryPoint) -> Registered:
+    shown = f"the registered implementation {point.name} ({point.value})"
     try:
-        with (
-            judge_left_alone(),
-            default_warnings(),
-            contained(f"the registered implementation {point.name} ({point.value})"),
-        ):
+        with judge_left_alone(), default_warnings(), contained(shown):
             implementation, inference = _implementation(point.value, point.load())
         return Registered(
             point.name, point.value, _named(implementation, point.name), inference=inference
@@ -398,53 +378,23 @@ def with_room(implementation: Implementation, room: Room) -> Implementation:
 
 
 def _implementation(target: str, value: object) -> tuple[Implementation, Inference | None]:
-    """Return a declared implementation as it is, and a plain class or function as it is inferred."""
+    """Return a declared implementation as it is, and what is inferred of a plain class."""
     with judge_left_alone():
-        return _understood(target, value)
+        declared = _declared(target, value)
+        if declared is not None:
+            return declared, None
+        inferred = inference_of(target, value)
+        return inferred.implementation, inferred
 
 
-def _understood(target: str, value: object) -> tuple[Implementation, Inference | None]:
+def _declared(target: str, value: object) -> Implementation | None:
+    """Return a value that is an implementation, once it is known to be sound; None for another."""
     try:
-        if isinstance(value, Implementation) and not isinstance(value, type):
-            preflight(value)
-            return value, None
+        if isinstance(value, type) or not isinstance(value, Implementation):
+            return None
+        preflight(value)
+        return value
     except (ImplementationError, KeyboardInterrupt):
         raise
     except BaseException as error:  # of its name or claims, which may be properties
         raise ImplementationError(f"{target!r} cannot be used: {described(error)}") from error
-    made = value.func if isinstance(value, partial) else value
-    framework = framework_of(made)
-    if framework:
-        raise ImplementationError(f"{target!r} is of {framework}; {HOW_TO_WRAP[framework]}")
-    if (isinstance(made, type) and issubclass(made, nn.Module)) or isfunction(made):
-        inferred = _inferred(value, target.rpartition(":")[2], is_function=isfunction(made))
-        return inferred.implementation, inferred
-    kind = "a class" if isinstance(value, type) else f"of type {type(value).__name__}"
-    raise ImplementationError(
-        f"{target!r} is {kind}, neither a torch.nn.Module class nor an implementation (an object"
-        f" with name, claims and build); {_instead_of(value)}"
-    )
-
-
-def _inferred(given: Any, label: str, *, is_function: bool) -> Inference:
-    """Return how a class or a function, or a partial of one, is understood: as a module, or as a
-    kernel.
-    """
-    if is_function and not makes_modules(given):
-        return infer_kernel(given, label)
-    made = kernel_maker(given)
-    return infer_kernel(given, label, made) if made else infer(given, label)
-
-
-def _instead_of(value: object) -> str:
-    """Return what to name instead of an object that cannot be judged."""
-    if isinstance(value, nn.Module):
-        return f"name the class {type(value).__name__} instead, because it is built in many sizes"
-    if isinstance(value, torch.jit.ScriptFunction):
-        return (
-            "name the function that it is compiled from instead, because a compiled one does not"
-            " name its inputs"
-        )
-    if isinstance(getattr(value, "__self__", value), FunctionMeta):
-        return "name a function that calls its apply, because that one does not name its inputs"
-    return "make one with mha.implementations.from_module or from_kernel"

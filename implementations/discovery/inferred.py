@@ -1,0 +1,57 @@
+"""What a plain class or function stands for, and what to name instead of any other object."""
+
+from __future__ import annotations
+
+from functools import partial
+from inspect import isfunction
+
+import torch
+from torch import nn
+from torch.autograd.function import FunctionMeta
+
+from mha.implementations.adapters.construction import makes_modules
+from mha.implementations.discovery.errors import ImplementationError
+from mha.implementations.discovery.frameworks import HOW_TO_WRAP, framework_of
+from mha.implementations.inference.infer import Inference, infer
+from mha.implementations.inference.kernel_forms import kernel_maker
+from mha.implementations.inference.kernels import infer_kernel
+
+
+def inference_of(target: str, value: object) -> Inference:
+    """Return how a class or a function, or a partial of one, is understood.
+
+    target: what names it.
+
+    Raises ImplementationError for any other object, and for what cannot be inferred.
+    """
+    made = value.func if isinstance(value, partial) else value
+    framework = framework_of(made)
+    if framework:
+        raise ImplementationError(f"{target!r} is of {framework}; {HOW_TO_WRAP[framework]}")
+    is_module_class = isinstance(made, type) and issubclass(made, nn.Module)
+    if not is_module_class and not isfunction(made):
+        kind = "a class" if isinstance(value, type) else f"of type {type(value).__name__}"
+        raise ImplementationError(
+            f"{target!r} is {kind}, neither a torch.nn.Module class nor an implementation (an"
+            f" object with name, claims and build); {_instead_of(value)}"
+        )
+    assert callable(value)
+    _, _, label = target.rpartition(":")
+    if isfunction(made) and not makes_modules(value):
+        return infer_kernel(value, label)
+    maker = kernel_maker(value)
+    return infer_kernel(value, label, maker) if maker else infer(value, label)
+
+
+def _instead_of(value: object) -> str:
+    """Return what to name instead of an object that cannot be judged."""
+    if isinstance(value, nn.Module):
+        return f"name the class {type(value).__name__} instead, because it is built in many sizes"
+    if isinstance(value, torch.jit.ScriptFunction):
+        return (
+            "name the function that it is compiled from instead, because a compiled one does not"
+            " name its inputs"
+        )
+    if isinstance(getattr(value, "__self__", value), FunctionMeta):
+        return "name a function that calls its apply, because that one does not name its inputs"
+    return "make one with mha.implementations.from_module or from_kernel"
