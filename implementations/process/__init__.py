@@ -1,3 +1,1 @@
-"""The process that judged code runs in: torch's functions and settings, and what a call may change
-beside them.
-"""
+"""The process that judged code runs in: torch's functions and settings, and what is beside them."""

@@ -1,6 +1,4 @@
-"""How long the code of an implementation has been running, for another process that ends it if it
-does not return.
-"""
+"""How long the code of an implementation has been running, for another process that ends it."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from time import monotonic
 class Clock:
     """Two times of the monotonic clock, which all processes of a machine share.
 
-    times[0]: when the code that is running was entered, 0 where none is. times[1]: when code was
-        last entered or left.
+    times[0]: when the code that is running was entered, 0 where none is.
+    times[1]: when code was last entered or left.
     times[2]: how many times as long as a call it may take.
     """
 
@@ -35,14 +33,15 @@ class Clock:
         one. times_as_long: as a call it may take.
         """
         is_nested, before = self.times[0] > 0, self.times[2]
-        self._note(monotonic(), max(before, times_as_long) if is_nested else times_as_long)
+        if is_nested:
+            times_as_long = max(before, times_as_long)
+        self._note(monotonic(), times_as_long)
         own = os.getpid()
         try:
             yield
         finally:
-            if (
-                os.getpid() != own
-            ):  # a fork that came back, and would go on as if it were this process
+            if os.getpid() != own:
+                # A fork that came back would go on as if it were this process.
                 os._exit(0)
             self._note(monotonic() if is_nested else 0.0, before)
 

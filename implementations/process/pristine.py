@@ -1,5 +1,4 @@
-"""Torch as it was at first, for our own arithmetic, and as it was found, for the code of
-implementations.
+"""Torch as it was at first, for our own arithmetic, and as it was found, for judged code.
 
 What was replaced or set in torch before, as by the import of a package, is in place while the
 implementation runs, and at no other time within `pristine`. What the implementation prints would
@@ -48,10 +47,12 @@ SHOWN = ("IPython", "bdb", "cmd", "ipdb", "pdb", "prompt_toolkit", "pudb", "rich
 class _Process:
     """What was found before the block of `pristine` that is entered, if one is.
 
-    replaced: what code that ran `as_found` replaced, since the last look; changed: what else it
-    did, in words. inside: whether a block of `pristine` is entered. outside: whether, in it, the
-    process is as it was found. running: whether a block of `as_found` is entered, so that judged
-    code may be running. thread: that which entered `pristine`, else 0.
+    replaced: what code that ran `as_found` replaced, since the last look.
+    changed: what else it did, in words.
+    inside: whether a block of `pristine` is entered.
+    outside: whether, in it, the process is as it was found.
+    running: whether a block of `as_found` is entered, so that judged code may be running.
+    thread: that which entered `pristine`, else 0.
     """
 
     functions: Replacements = field(default_factory=dict)
@@ -69,15 +70,16 @@ _process = _Process()
 
 @contextmanager
 def pristine() -> Iterator[None]:
-    """Let the block compute with torch as it was at first, and leave the process as it was found."""
+    """Let the block compute with torch as it was at first; leave the process as it was found."""
     if _process.inside:
         yield
         return
-    found, own = replacements(), settings()
+    found, before = replacements(), settings()
     _process.functions = found
-    _process.settings = {
-        name: own[name] for name in OWN if name not in OF_CALLS and own[name] != OWN[name]
-    }
+    _process.settings = {}
+    for name, value in OWN.items():
+        if name not in OF_CALLS and before[name] != value:
+            _process.settings[name] = before[name]
     _process.inside, _process.thread = True, get_ident()
     with preserved():
         replace_by({})
@@ -108,9 +110,7 @@ def as_found() -> Iterator[None]:
 
 
 def may_answer() -> bool:
-    """Return whether no code of an implementation is running, and this is the thread that judges,
-    if one does.
-    """
+    """Return whether no judged code is running, and this is the thread that judges, if one does."""
     return not _process.running and _process.thread in (0, get_ident())
 
 
@@ -128,13 +128,8 @@ def _as_found() -> Iterator[None]:
         _process.replaced |= set(replace_by(_process.functions))
         replace_by({})
         # A setting that the code has changed stays so, to be noticed.
-        set_to(
-            {
-                name: OWN[name]
-                for name, value in _process.settings.items()
-                if SETTINGS[name].read() == value
-            }
-        )
+        kept = [name for name, x in _process.settings.items() if SETTINGS[name].read() == x]
+        set_to({name: OWN[name] for name in kept})
         _process.outside = False
 
 
@@ -189,8 +184,7 @@ def put_back() -> str:
 
 
 def torch_changes() -> tuple[str, ...]:
-    """Return what is replaced or set in torch, in words, each with what it is now; not for use
-    within `pristine`.
+    """Return in words what is replaced or set in torch; not for use within `pristine`.
 
     >>> import torch
     >>> torch.set_default_dtype(torch.float64)
@@ -198,14 +192,16 @@ def torch_changes() -> tuple[str, ...]:
     ('the default dtype (torch.float64)',)
     >>> torch.set_default_dtype(torch.float32)
     """
-    found, values = replacements(), settings()
-    replaced = [f"{name} ({_origin(value)})" for name, value in sorted(found.items())]
-    return (*replaced, *(f"{name} ({values[name]})" for name in OWN if values[name] != OWN[name]))
+    changes = [f"{name} ({_origin(value)})" for name, value in sorted(replacements().items())]
+    values = settings()
+    for name, own in OWN.items():
+        if values[name] != own:
+            changes.append(f"{name} ({values[name]})")
+    return tuple(changes)
 
 
 def _origin(value: object) -> str:
-    return (
-        "deleted"
-        if value is MISSING
-        else f"from {getattr(value, '__module__', None) or 'elsewhere'}"
-    )
+    """Return in words where something comes from that stands in torch."""
+    if value is MISSING:
+        return "deleted"
+    return f"from {getattr(value, '__module__', None) or 'elsewhere'}"

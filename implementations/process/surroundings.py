@@ -1,5 +1,4 @@
-"""The process around a call: what a call may set for everybody beside torch, read before it and put
-back after it.
+"""The process around a call: what a call may set for everybody beside torch, and is put back.
 
 What no ordinary call sets is named, for STA-5. The rest is put back without a word: packages set
 variables of the environment, and add folders to `sys.path`, where they are imported for the first
@@ -51,8 +50,9 @@ _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the process: how it is read, how it is set; name: in a message, "" for what is put
-    back silently.
+    """A part of the process, and how it is read and set.
+
+    name: in a message, "" for what is put back silently.
     """
 
     read: Callable[[], Any]
@@ -104,7 +104,7 @@ def _set_environment(variables: dict[Any, Any]) -> None:
 
 
 def _environment() -> dict[Any, Any]:
-    """Return the variables as they are kept: encoding each of them takes as long as a small call."""
+    """Return the variables as they are kept: encoding them takes as long as a small call."""
     return os.environ._data.copy()  # type: ignore[attr-defined,no-any-return]
 
 
@@ -127,7 +127,10 @@ def _hooks() -> tuple[Any, ...]:
 
 
 def _collect(is_on: bool) -> None:
-    (gc.enable if is_on else gc.disable)()
+    if is_on:
+        gc.enable()
+    else:
+        gc.disable()
 
 
 def _default_device() -> tuple[Any, ...]:
@@ -143,12 +146,12 @@ FIRST_LIMIT = sys.getrecursionlimit()
 
 
 def _recursion_limit() -> int:
-    """Return the recursion limit, if it is lower than at first: compilers and Hypothesis raise it."""
+    """Return the recursion limit, at most the first one: compilers and Hypothesis raise it."""
     return min(sys.getrecursionlimit(), FIRST_LIMIT)
 
 
-# What each call is asked about: a tuple each, compared by identity, as what stands there may equal
-# anything.
+# What each call is asked about. Each is a tuple, compared by identity: what stands there may say
+# that it equals anything.
 QUICK = (
     Part(lambda: tuple(map(sys.modules.get, MAIN_MODULES)), _set_modules, "what is in sys.modules"),
     Part(_handlers, _set_handlers, "the handler of a signal"),
@@ -180,7 +183,7 @@ def _file_of(descriptor: int) -> tuple[int, int] | None:
 
 
 class _Streams:
-    """Copies of the descriptors of standard input, output and error, for where a call closes them."""
+    """Copies of the descriptors of standard input, output and error, which a call may close."""
 
     def __init__(self) -> None:
         self.copies: dict[int, int] = {}
@@ -213,7 +216,7 @@ _streams = _Streams()
 
 
 class _Modules:
-    """The modules that the judge computes with, by their names; more are added as they are loaded."""
+    """The modules that the judge computes with, by name; more are added as they are loaded."""
 
     def __init__(self) -> None:
         self.known: dict[str, Any] = {}
@@ -230,12 +233,14 @@ class _Modules:
 
     def put_back(self) -> str:
         """Put back what was replaced or removed; return its names, "" if nothing was."""
+        # A quick look at all of them first, since this is asked often.
         if all(map(is_, map(sys.modules.get, self.known), self.known.values())):
             return ""
-        changed = [
-            name for name, module in self.known.items() if sys.modules.get(name) is not module
-        ]
-        sys.modules.update({name: self.known[name] for name in changed})
+        changed = []
+        for name, module in self.known.items():
+            if sys.modules.get(name) is not module:
+                sys.modules[name] = module
+                changed.append(name)
         return ", ".join(f"sys.modules[{name!r}]" for name in sorted(changed)[:3])
 
 
@@ -243,17 +248,20 @@ _modules = _Modules()
 
 
 class Surroundings:
-    """What was found in the process before a call, or before many: then with what is `SLOW` to
-    read.
+    """What was found in the process before a call, or before many.
 
+    of_many: read what is `SLOW` to read too.
     of_import: leave alone what an import may change for good.
     """
 
     def __init__(self, *, of_many: bool = False, of_import: bool = False) -> None:
-        self.quick = QUICK[1:3] if of_import else QUICK
-        slow = SLOW[:2] if of_import else SLOW
-        self.slow = slow if of_many else ()
-        self.objects, self.modes, self.of_many = _objects(), _modes(), of_many
+        self.quick: tuple[Part, ...] = QUICK
+        self.slow: tuple[Part, ...] = SLOW if of_many else ()
+        if of_import:
+            self.quick, self.slow = self.quick[1:3], self.slow[:2]
+        self.objects = _objects()
+        self.modes = _modes()
+        self.of_many = of_many
         self.values = [part.read() for part in self.slow]
         if of_many:
             _streams.read()
@@ -261,7 +269,9 @@ class Surroundings:
 
     def put_back(self) -> list[str]:
         """Put everything back; return in words what no ordinary call changes."""
-        changed = [] if _modes() == self.modes else _leave_modes(self.modes)
+        changed: list[str] = []
+        if _modes() != self.modes:
+            changed += _leave_modes(self.modes)
         if not all(map(is_, chain.from_iterable(_objects()), chain.from_iterable(self.objects))):
             for part, before in zip(QUICK, self.objects, strict=True):
                 if part in self.quick and not all(map(is_, part.read(), before)):
@@ -273,16 +283,19 @@ class Surroundings:
         for part, before in zip(self.slow, self.values, strict=True):
             if part.read() != before:
                 changed += _written(part, before)
-        changed += ["closed or replaced a standard stream"] * _streams.put_back()
+        if _streams.put_back():
+            changed.append("closed or replaced a standard stream")
         names = _modules.put_back()
-        return [*changed, f"replaced {names}"] if names else changed
+        if names:
+            changed.append(f"replaced {names}")
+        return changed
 
 
 def _written(part: Part, before: Any) -> list[str]:
     """Put a part back; return what was changed, in words, unless it is put back silently."""
     with suppress(OSError, ValueError, TypeError):
         part.write(before)
-    return [f"changed {part.name}"] * bool(part.name)
+    return [f"changed {part.name}"] if part.name else []
 
 
 def _objects() -> tuple[tuple[Any, ...], ...]:
@@ -296,15 +309,19 @@ def _modes() -> tuple[int, int]:
 
 
 def _leave_modes(before: tuple[int, int]) -> list[str]:
-    """Leave the modes that were entered since; the one of the default device is a setting
-    (`torch_state`).
+    """Leave the modes that were entered since, and return in words which.
+
+    The one of the default device is a setting, which `torch_state` puts back.
     """
     functions, dispatches = before
     left, kept = list[Any](), list[Any]()
     while torch._C._len_torch_function_stack() > functions:
         mode = torch._C._pop_torch_function_stack()
         is_default = mode is getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-        (kept if is_default else left).append(mode)
+        if is_default:
+            kept.append(mode)
+        else:
+            left.append(mode)
     for mode in reversed(kept):
         torch._C._push_on_torch_function_stack(mode)
     while torch._C._len_torch_dispatch_stack() > dispatches:

@@ -1,6 +1,4 @@
-"""The functions and settings of torch: as they were at first, and what imports and calls make of
-them.
-"""
+"""The functions and settings of torch: as they were at first, and as they are found."""
 
 from __future__ import annotations
 
@@ -57,29 +55,24 @@ def replacements() -> Replacements:
     """
     found: Replacements = {}
     functions, methods = vars(torch), vars(torch.Tensor)
+    # A quick look at all of them first, since this is asked often.
     if not FUNCTIONS.items() <= functions.items():
-        own = {name: functions.get(name, MISSING) for name in FUNCTIONS}
-        found |= {
-            f"torch.{name}": value for name, value in own.items() if value is not FUNCTIONS[name]
-        }
-    added = (
-        methods.keys() - METHODS.keys()
-    )  # Python's own `__slotnames__` among them, once a tensor was copied
-    if not METHODS.items() <= methods.items() or added & _INHERITED:
-        names = METHODS.keys() | (added & _INHERITED)
-        own = {name: methods.get(name, MISSING) for name in names}
-        found |= {
-            f"torch.Tensor.{name}": v
-            for name, v in own.items()
-            if v is not METHODS.get(name, MISSING)
-        }
+        for name, first in FUNCTIONS.items():
+            now = functions.get(name, MISSING)
+            if now is not first:
+                found[f"torch.{name}"] = now
+    # Python's own `__slotnames__` is among the others, once a tensor was copied.
+    inherited = (methods.keys() - METHODS.keys()) & _INHERITED
+    if inherited or not METHODS.items() <= methods.items():
+        for name in METHODS.keys() | inherited:
+            now = methods.get(name, MISSING)
+            if now is not METHODS.get(name, MISSING):
+                found[f"torch.Tensor.{name}"] = now
     return found
 
 
 def replace_by(wanted: Replacements) -> list[str]:
-    """Make these the replacements, and undo all others; return the names under which something else
-    stood.
-    """
+    """Make these the replacements, and undo all others; return the names that had another value."""
     found, changed = replacements(), []
     for name in found.keys() | wanted.keys():
         owner, _, attribute = name.rpartition(".")
@@ -97,8 +90,9 @@ def replace_by(wanted: Replacements) -> list[str]:
 
 
 class Setting(NamedTuple):
-    """A part of the global state: how it is read, and how it is set; shown: whether its value fits
-    in a message.
+    """A part of the global state, and how it is read and set.
+
+    shown: whether its value fits in a message.
     """
 
     read: Callable[[], Any]
@@ -111,11 +105,8 @@ def _set_default_device(device: torch.device) -> None:
 
 
 def _subnormals() -> str:
-    return (
-        "kept"
-        if (torch.full((1,), 1e-39, dtype=torch.float32, device="cpu") * 1).item()
-        else "flushed to 0"
-    )
+    product = torch.full((1,), 1e-39, dtype=torch.float32, device="cpu") * 1
+    return "kept" if product.item() else "flushed to 0"
 
 
 def _sdpa_backends() -> tuple[bool, bool, bool]:
@@ -124,13 +115,10 @@ def _sdpa_backends() -> tuple[bool, bool, bool]:
 
 
 def _set_sdpa_backends(enabled: tuple[bool, bool, bool]) -> None:
-    cuda = torch.backends.cuda
-    for enable, value in zip(
-        (cuda.enable_flash_sdp, cuda.enable_math_sdp, cuda.enable_mem_efficient_sdp),
-        enabled,
-        strict=True,
-    ):
-        enable(value)
+    flash, math, mem_efficient = enabled
+    torch.backends.cuda.enable_flash_sdp(flash)
+    torch.backends.cuda.enable_math_sdp(math)
+    torch.backends.cuda.enable_mem_efficient_sdp(mem_efficient)
 
 
 SETTINGS = {
@@ -187,8 +175,9 @@ def preserved() -> Iterator[None]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Compute on this many threads; one to infer and to judge: problems are small, and bits may not
-    depend on cores.
+    """Compute on this many threads.
+
+    One infers and judges: problems are small, and bits may not depend on the number of cores.
     """
     previous = torch.get_num_threads()
     torch.set_num_threads(count)
