@@ -1,6 +1,4 @@
-"""What a file may ask the judge to compute: predicates of waivers, and cases, within bounds of time
-and memory.
-"""
+"""Predicates of waivers and cases in files are computed within bounds of time and memory."""
 
 from __future__ import annotations
 

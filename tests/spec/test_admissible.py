@@ -1,5 +1,4 @@
-"""The bound against admissible roundings, drawn at every node of the core: none may exceed it, and
-some come close.
+"""Admissible roundings, drawn at every node of the core: none may exceed the bound.
 
 Each step is computed in float64, and then multiplied by a number within a unit roundoff of 1. The
 roundoffs are large, so that products of two of them count as well.
@@ -165,9 +164,7 @@ FORMS: dict[str, tuple[Step, Rounding]] = {
 
 
 def problems() -> Iterator[tuple[Tensor, Tensor, Tensor, torch.Generator]]:
-    """Queries (d,), keys (S, d) and values (S, d): scores near to each other, or far apart, growing
-    in some.
-    """
+    """Queries (d,), keys (S, d) and values (S, d): scores near, far apart, or growing."""
     for seed in range(48):
         generator = torch.Generator().manual_seed(seed)
         width, keys, size = 1 + seed % 3, (2, 3, 5, 9)[seed // 3 % 4], (0.3, 1.0, 3.0)[seed % 3]

@@ -1,6 +1,4 @@
-"""The table of dtypes: its rows are consistent with torch, and one more row is all that a new dtype
-needs.
-"""
+"""The table of dtypes agrees with torch, and one more row is all that a new dtype needs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The energy of an error: its mean and its tail under the model, and how near correct
-implementations come to it.
-"""
+"""The energy of an error: its mean and tail, and how near correct implementations come."""
 
 from __future__ import annotations
 
@@ -71,9 +69,7 @@ def test_uniform_errors_stay_below_the_tail_and_the_threshold() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_mean_is_that_of_an_implementation_that_stores_all_it_declares(dtype: str) -> None:
-    """`tiled` stores the projections, contexts and outputs, as it says; without biases each of them
-    once.
-    """
+    """`tiled` stores projections, contexts and outputs, and without biases each of them once."""
     problem = Case(n_heads=8, head_dim=16, bias=False, B=32, L=33, S=33, dtype=dtype).problem()
     (resolved,) = resolve("tiled")
     graph = rounding_graph(problem, resolved.implementation.claims)

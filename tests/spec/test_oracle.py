@@ -50,9 +50,7 @@ Sizes = tuple[int, int, int]
 
 
 def assert_solved(problem: Problem, claims: Claims) -> None:
-    """Assert that oracle and loops agree within the rounding of float64, whatever the dtype of the
-    problem.
-    """
+    """Assert that oracle and loops agree within the rounding of float64, in any dtype."""
     expected, solved = oracle(problem, claims), solve(problem, claims)
     float64 = {name: getattr(problem, name).double() for name in ("query", "key", "value")}
     radii = oracle(problem.change(weights=problem.weights.to(torch.float64), **float64), claims)
@@ -65,21 +63,24 @@ def assert_solved(problem: Problem, claims: Claims) -> None:
         )
     if claims.empty_row != "uniform":
         rows = [row for item in solved["weights"] for head in item for row in head]
-        assert expected.empty.flatten().tolist() == [
-            not any(weight > 0 for weight in row) for row in rows
-        ]
+        assert expected.empty.flatten().tolist() == [is_empty(row) for row in rows]
+
+
+def is_empty(weights: list[Any]) -> bool:
+    """Return whether a row has no positive weight; it may be NaN, or without keys."""
+    return not any(weight > 0 for weight in weights)
 
 
 def make(
     config: Config, sizes: Sizes, values: str = "normal", dtype: Any = torch.float64, **call: Any
 ) -> Problem:
-    """A problem with these values, rounded to the dtype; `call` has its mask and its causal flag."""
+    """A problem with these values, rounded to the dtype; call: its mask and its causal flag."""
     weights, *inputs = make_inputs(values, config, sizes, torch.Generator().manual_seed(0))
     return Problem(config, weights.to(dtype), *(x.to(dtype) for x in inputs)).change(**call)
 
 
 def boolean(shape: tuple[int, ...]) -> Tensor:
-    """A mask without a period in any axis; its last row allows no key, if it has more than one row."""
+    """A mask without a period in any axis; of several rows, the last allows no key."""
     mask = torch.tensor([i * i % 11 < 5 for i in range(math.prod(shape))]).view(shape)
     rows = mask.view(-1, shape[-1])
     if len(rows) > 1:

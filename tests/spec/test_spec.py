@@ -35,9 +35,7 @@ def test_every_name_is_there() -> None:
 
 
 def test_no_module_hides_a_name() -> None:
-    """Importing a module `mha.spec.oracle` would put it in the place of the function
-    `mha.spec.oracle`.
-    """
+    """Importing a module `mha.spec.oracle` would replace the function `mha.spec.oracle`."""
     for name in mha.spec.__all__:
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module(f"mha.spec.{name}")

@@ -1,5 +1,4 @@
-"""Random admissible roundings at every place of a small problem: how their projections compare with
-Hoeffding's tail.
+"""Random admissible roundings everywhere: their projections against Hoeffding's tail.
 
 As a program it prints a table; its argument is how many thousands of draws there are of each form.
 """
@@ -36,9 +35,7 @@ def forms() -> Iterator[tuple[str, Callable[[int], tuple[Tensor, Allowance]]]]:
 
 
 def main(thousands: int) -> None:
-    """Print a row for each form: the largest projection, and how many exceed so many standard
-    deviations.
-    """
+    """Print a row for each form: the largest projection, and how many are how far off."""
     torch.set_num_threads(1)
     bounds = [
         f"more than {length:g} sd (at most {2 * math.exp(-(length**2) / 2):.2g})"

@@ -27,9 +27,7 @@ FORMS = {
 
 
 def hostile_problem(rng: random.Random, seed: int) -> Problem:
-    """A problem whose numbers repeat, or average within a few units in the last place, or an
-    ordinary one.
-    """
+    """A problem of repeated numbers, of a few units in the last place, or an ordinary one."""
     kind, length = KINDS[seed % 7], rng.randint(1, 40)
     sizes = {
         "n_heads": rng.choice((1, 2, 4)),
@@ -130,9 +128,7 @@ class MaximumDifferentiated(Complete):
 
 
 class QueriesInParts(Complete):
-    """Queries are attended with five at a time, so that autograd adds up parts of the gradients of
-    keys and values.
-    """
+    """Five queries at a time, so that autograd adds up gradients of keys and values."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:
         q, k, v = (

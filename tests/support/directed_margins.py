@@ -164,7 +164,7 @@ def table(found: Mapping[tuple[str, str], Sequence[Margin]]) -> Iterator[str]:
 
 
 def to_svg(found: Mapping[tuple[str, str], Sequence[Margin]]) -> str:
-    """Draw the median, the 99th percentile and the largest |T|/sd of each, on a logarithmic scale."""
+    """Draw median, 99th percentile and largest |T|/sd of each, on a logarithmic scale."""
     rows = sorted(found)
     height = ROW * len(rows) + 60
     parts = [

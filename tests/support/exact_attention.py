@@ -1,6 +1,4 @@
-"""Attention at 50 digits, in plain loops that take nothing from torch but the stored numbers, or in
-complex numbers.
-"""
+"""Attention at 50 digits, in plain loops over the stored numbers, or in complex numbers."""
 
 from __future__ import annotations
 
@@ -32,13 +30,14 @@ def linear(rows: Matrix, weight: Any, bias: Any) -> Matrix:
     """x W^T + b, row by row."""
     matrix = exact(weight.tolist())
     shift = [mp.mpf(0)] * len(matrix) if bias is None else exact(bias.tolist())
-    return [[dot(w, x) + b for w, b in zip(matrix, shift, strict=True)] for x in rows]
+    projected: Matrix = []
+    for x in rows:
+        projected.append([dot(w, x) + b for w, b in zip(matrix, shift, strict=True)])
+    return projected
 
 
 def mask_entry(mask: Tensor, place: tuple[int, ...]) -> Any:
-    """The entry of a mask at (b, h, i, j). Its axes are aligned with the last ones, and one of size
-    1 is broadcast.
-    """
+    """The entry of a mask at (b, h, i, j), broadcast from its last axes."""
     aligned = place[len(place) - mask.ndim :]
     numbers: Any = mask.tolist()
     for index, size in zip(aligned, mask.shape, strict=True):
@@ -47,9 +46,7 @@ def mask_entry(mask: Tensor, place: tuple[int, ...]) -> Any:
 
 
 def score_bias(problem: Problem, claims: Claims, place: tuple[int, ...]) -> Any:
-    """The number added to the score at (b, h, i, j): -infinity where it may not attend, 0 for the
-    extra keys.
-    """
+    """The number added to the score at (b, h, i, j): -infinity where it may not attend."""
     queries, keys = problem.query.shape[1], problem.key.shape[1]
     if place[3] >= keys:
         return mp.mpf(0)
@@ -119,7 +116,7 @@ def average(weights: list[Matrix], values: list[Matrix], width: int) -> Matrix:
     """The contexts of all heads, side by side."""
     context: Matrix = [[] for _ in weights[0]]
     for rows, value in zip(weights, values, strict=True):
-        columns = [[v[place] for v in value] for place in range(width)]
+        columns = list(zip(*value, strict=True)) if value else [()] * width
         for parts, row in zip(context, rows, strict=True):
             parts += [dot(row, column) for column in columns]
     return context
@@ -131,30 +128,30 @@ def solve_item(problem: Problem, claims: Claims, tau: Any, b: int) -> dict[str, 
     width, shared = head_width(config), kv_heads(config)
     queries, keys, values = project(problem, b)
     query = [head(queries, h, width) for h in range(config.n_heads)]
-    key, value = ([head(rows, kv, width) for kv in shared] for rows in (keys, values))
+    key = [head(keys, kv, width) for kv in shared]
+    value = [head(values, kv, width) for kv in shared]
     weights = [
         attend(problem, claims, tau, (b, h), query[h], key[h]) for h in range(config.n_heads)
     ]
     context = average(weights, value, width)
-    sums = [[sum(row) for row in rows] for rows in weights]
+    sums = [list(map(sum, rows)) for rows in weights]
     output = linear(context, given.w_o, given.b_o)
     inputs = {"query": query, "key": key, "value": value}
     return inputs | {"output": output, "weights": weights, "sums": sums, "context": context}
 
 
 def solve(problem: Problem, claims: Claims) -> dict[str, list[Any]]:
-    """Equations 1 and 3 of Vaswani et al. 2017; names and shapes as in `mha.spec.Expected`, in
-    nested lists.
-    """
+    """Equations 1 and 3 of Vaswani et al. 2017, as nested lists named as in `Expected`."""
     tau = 1 / mp.sqrt(head_width(problem.config)) if claims.scale is None else mp.mpf(claims.scale)
     items = [solve_item(problem, claims, tau, b) for b in range(problem.query.shape[0])]
-    return {name: [item[name] for item in items] for name in items[0]}
+    solved: dict[str, list[Any]] = {}
+    for name in items[0]:
+        solved[name] = [item[name] for item in items]
+    return solved
 
 
 def assert_within(name: str, mid: Any, rad: Any, solved: Any) -> None:
-    """Assert that every number of nested lists is within its radius of the exact one, and NaN where
-    that is NaN.
-    """
+    """Assert that each number is within its radius of the exact one, and NaN where that is."""
     if isinstance(solved, list):
         for index, parts in enumerate(zip(mid, rad, solved, strict=True)):
             assert_within(f"{name}[{index}]", *parts)

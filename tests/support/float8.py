@@ -1,6 +1,4 @@
-"""Judge an attention in float8 after adding its row to the table of dtypes; `test_dtypes.py` runs
-this script.
-"""
+"""Judge an attention in float8 after adding its row to the table; `test_dtypes.py` runs it."""
 
 from __future__ import annotations
 
@@ -71,8 +69,6 @@ class Float8:
 
 if __name__ == "__main__":
     clauses = ("SHP-1", "SHP-3", "MSK-1", "NUM-1")
-    for ignores_mask in (False, True):
-        report = check(
-            Float8(ignores_mask), clauses=clauses, dtypes=(FLOAT8.name,), profile="quick"
-        )
+    for ignores_mask, profile in ((False, "smoke"), (True, "quick")):
+        report = check(Float8(ignores_mask), profile, clauses=clauses, dtypes=(FLOAT8.name,))
         print({verdict.clause: verdict.status for verdict in report.verdicts})

@@ -42,9 +42,7 @@ MUST_EXCEED = {"float32": 1e-2, "float64": 1e-9}
 
 
 def one_thread() -> Iterator[None]:
-    """Compute on one thread, since the tensors are small: threads would only wait for one another.
-    A fixture.
-    """
+    """Compute on one thread: for small tensors, threads would only wait. A fixture."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -97,9 +95,7 @@ def built(implementation: Implementation, problem: Problem) -> Any:
 
 
 def ratio(result: Tensor, expected: Ball) -> float:
-    """The largest error/bound where there is a bound: above 1 is a failure, and so is a result that
-    is not finite.
-    """
+    """The largest error/bound where there is a bound: above 1, or not finite, is a failure."""
     error = (result.double() - expected.mid).abs().nan_to_num(nan=float("inf"))
     return float(
         torch.where((error > 0) & expected.rad.isfinite(), error / expected.rad, 0.0).max()

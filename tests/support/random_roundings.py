@@ -58,9 +58,7 @@ class Rounded:
         return product if bias is None else self.store(product + bias)
 
     def __call__(self, items: int = 1) -> Tensor:
-        """The output (B, L, D); items: how often to repeat the batch, each time with other
-        roundings.
-        """
+        """The output (B, L, D); items: how often the batch is repeated with other roundings."""
         problem, rounding = self.problem, self.rounding
         width, repeats = problem.config.head_dim, problem.config.n_heads // problem.config.kv_heads
         inputs = (
@@ -82,9 +80,7 @@ class Rounded:
 
 
 def small_problem(dtype: str = "float16", **config: Any) -> Problem:
-    """Two items, four heads that share two, three queries and five keys; keys have no bias, which
-    takes other forms.
-    """
+    """Two items, four heads that share two, three queries, five keys; no bias of keys."""
     sizes = Config(**{"d_model": 8, "n_heads": 4, "n_kv_heads": 2, "bias": "qvo"} | config)
     generator, kind = torch.Generator().manual_seed(3), getattr(torch, dtype)
     query, key = (
@@ -94,9 +90,7 @@ def small_problem(dtype: str = "float16", **config: Any) -> Problem:
 
 
 def random_projections(profile: str, draws: int, seed: int = 0) -> tuple[Tensor, Allowance]:
-    """|T| over its standard deviation for random signs of all roundings, so many times, and what is
-    allowed.
-    """
+    """|T| over its standard deviation for random signs of all roundings, and what is allowed."""
     problem, rounding = small_problem(), PROFILES[profile]
     graph, generator = (
         rounding_graph(problem, Claims(rounding=rounding)),

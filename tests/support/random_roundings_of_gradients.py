@@ -44,9 +44,7 @@ def random_direction(graph: GradientGraph, *names: str) -> dict[str, Tensor]:
 
 
 class Rounded:
-    """The backward pass in float64, where `store` changes each number that may be stored, by the
-    name of its place.
-    """
+    """The backward pass in float64; `store` changes each stored number, by its place."""
 
     def __init__(
         self,
@@ -59,9 +57,7 @@ class Rounded:
         self.of_output, self.recomputed = form
 
     def __call__(self, items: int = 1) -> dict[str, Tensor]:
-        """The gradients by name; items: how often to repeat the batch, each time with other
-        roundings.
-        """
+        """The gradients by name; items: how often the batch is repeated with other roundings."""
         problem, store = self.problem, self.store
         given, width = problem.weights.to(torch.float64), problem.config.head_dim
         repeats, tau = problem.config.n_heads // problem.config.kv_heads, width**-0.5
@@ -124,9 +120,7 @@ class Rounded:
 def random_projections(
     form: tuple[bool, bool], draws: int, seed: int = 0
 ) -> tuple[Tensor, Allowance]:
-    """|T| over its standard deviation for random signs of all roundings, so many times, and what is
-    allowed.
-    """
+    """|T| over its standard deviation for random signs of all roundings, and what is allowed."""
     problem, upstream = small_problem()
     graph, generator = (
         gradient_graph(problem, Claims(), upstream),
