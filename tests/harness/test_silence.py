@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mha.conformance import check
 from mha.implementations.process.pristine import silenced
-from support.named_parts import Heads
+from support.right_classes import Heads
 
 
 class Prints(Heads):

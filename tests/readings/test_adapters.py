@@ -1,21 +1,15 @@
-"""Adapters: modules and kernels of many conventions are judged as they are; one that does not fit
-is explained.
-"""
+"""Adapters: modules and kernels of many conventions are judged, and misfits are explained."""
 
 from __future__ import annotations
 
 import re
-import tomllib
 from functools import partial
-from importlib.metadata import EntryPoint
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mha import implementations
 from mha.conformance import Case, check
 from mha.conformance.faults import registry as faults
 from mha.conformance.harness.errors import Discard
@@ -23,16 +17,13 @@ from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import properties
 from mha.implementations import (
     ImplementationError,
-    discover,
     from_kernel,
     from_module,
     preflight,
-    resolve,
 )
 from mha.implementations.adapters.kernel import KernelImplementation
-from mha.implementations.discovery import resolve as finding
 from mha.spec import Claims, Config, Implementation, Weights
-from support.folders import ROOT
+from support.judging import expect_conforms, expect_fail, expect_pass, judged
 
 # What an adapter could break: values, masks, the causal flag, biases, rejected arguments, weights.
 CLAUSES = ["CFG-1", "CFG-5", "SHP-1", "SHP-2", "MSK-1", "MSK-6", "CAU-3", "NUM-1"]
@@ -117,6 +108,8 @@ def sequence_first(
 
 
 WITH_WEIGHTS = Claims()
+
+
 ADAPTED: dict[str, Implementation] = {
     "stacked": from_module(Stacked, parameters={"w_qkv": "qkv", "w_o": "out_proj"}),
     "dropping": from_module(Dropping, parameters=faults.PARAMETERS, mask="drop"),
@@ -131,11 +124,9 @@ ADAPTED: dict[str, Implementation] = {
 @pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", ADAPTED)
 def test_adapted_implementation_conforms(name: str) -> None:
-    report = check(ADAPTED[name], "quick", clauses=CLAUSES, dtypes=["float32"])
-    not_of_kernels = {"not_claimed"} if isinstance(ADAPTED[name], KernelImplementation) else set()
-    assert {verdict.status for verdict in report.verdicts} == {"pass"} | not_of_kernels, (
-        report.verdicts
-    )
+    adapted = ADAPTED[name]
+    of_modules = () if isinstance(adapted, KernelImplementation) else ("CFG-1", "CFG-5")
+    expect_pass(adapted, "SHP-1", "MSK-1", "NUM-1", *of_modules, also=CLAUSES)
 
 
 def test_incorrect_declaration_of_the_mask_fails() -> None:
@@ -154,8 +145,7 @@ class OneInput(faults.Correct):
 def test_module_with_one_input_is_self_attention() -> None:
     claims = Claims(cross_attention=False, returns_weights=False)
     adapted = from_module(OneInput, parameters=faults.PARAMETERS, claims=claims)
-    report = check(adapted, "quick", clauses=CLAUSES, dtypes=["float32"])
-    assert report.conforms, report.verdicts
+    expect_conforms(adapted, CLAUSES)
 
 
 def test_module_without_masks_claims_none() -> None:
@@ -166,16 +156,15 @@ def test_module_without_masks_claims_none() -> None:
             return super().forward(query, key, value)
 
     maskless = from_module(Maskless, parameters=faults.PARAMETERS, mask=None)
-    report = check(maskless, "quick", clauses=["NUM-1", "MSK-1", "CAU-2"], dtypes=["float32"])
-    assert [verdict.status for verdict in report.verdicts] == ["not_claimed", "not_claimed", "pass"]
+    statuses = expect_pass(maskless, "NUM-1", also=["MSK-1", "CAU-2"])
+    assert statuses["MSK-1"] == statuses["CAU-2"] == "not_claimed"
 
 
 def test_unclaimed_mask_reaches_the_module_untranslated() -> None:
     adding = from_module(
         Adding, parameters=faults.PARAMETERS, mask="additive", claims=Claims(masks={"float"})
     )
-    report = check(adding, "quick", clauses=["MSK-11", "MSK-12", "CAU-2"], dtypes=["float32"])
-    assert "fail" not in {verdict.status for verdict in report.verdicts}, report.verdicts
+    expect_pass(adding, also=["MSK-11", "MSK-12", "CAU-2"])
 
 
 class Unrecognised(nn.Module):
@@ -229,7 +218,7 @@ def test_error_of_the_adapter_is_not_a_failure_of_the_class(
     cls: Any, call: Any, clause: str, message: str
 ) -> None:
     adapted = from_module(cls, parameters=faults.PARAMETERS, call=call)
-    report = check(adapted, "quick", clauses=[clause], dtypes=["float32"])
+    report = judged(adapted, [clause])
     (verdict,) = report.verdicts
     assert verdict.status == "harness_error"
     assert report.exit_status == 2
@@ -267,8 +256,7 @@ class RefusesNothing(nn.Module):
 def test_refusal_of_the_adapter_satisfies_no_clause(clause: str, message: str) -> None:
     for mask_shape in ("b s", "l s"):
         adapted = from_module(RefusesNothing, parameters=faults.PARAMETERS, mask_shape=mask_shape)
-        (verdict,) = check(adapted, "quick", clauses=[clause], dtypes=["float32"]).verdicts
-        assert verdict.status == "fail"
+        verdict = expect_fail(adapted, clause)
         assert re.search(message, verdict.message)
 
 
@@ -345,82 +333,3 @@ def test_misfit_is_explained_in_one_line(misfit: str) -> None:
     with pytest.raises(ImplementationError, match=message) as raised:
         make()
     assert "\n" not in str(raised.value)
-
-
-class NoClaims:
-    """Has the attributes of an implementation, but its claims are a number."""
-
-    name, claims, build = "no_claims", 3, print
-
-
-no_claims, MODULE = NoClaims(), faults.Correct(4, 2)
-UNRESOLVED = {
-    f"{__name__}:no_claims": "its name is 'no_claims' and its claims are 3",
-    "nonsense": "no implementation is registered as 'nonsense' .registered: .*loop",
-    "no.such.module:thing": "cannot be imported: ModuleNotFoundError",
-    "mha.implementations.loop:nothing": "does not exist \\(the module defines .*implementation",
-    "mha.spec:Config": (
-        "is a class, neither a torch.nn.Module class nor an implementation.*from_module"
-    ),
-    f"{__name__}:MODULE": "is of type Correct, .*; name the class Correct instead",
-    "mha.spec:CLAUSES": (
-        "is of type mappingproxy, neither a torch.nn.Module class nor an implementation"
-    ),
-    "no/such/file.py:thing": "there is no file",
-}
-
-
-@pytest.mark.parametrize("target", UNRESOLVED)
-def test_target_that_cannot_be_resolved_is_explained_in_one_line(target: str) -> None:
-    with pytest.raises(ImplementationError, match=UNRESOLVED[target]) as raised:
-        resolve(target)
-    assert "\n" not in str(raised.value)
-
-
-def test_all_built_in_implementations_are_found() -> None:
-    folder = Path(implementations.__file__).parent
-    files = {file.stem for file in folder.glob("*.py")} - {"__init__", "formula"}
-    assert files <= {entry.name for entry in discover()}
-    assert files - {"triton"} <= {resolved.implementation.name for resolved in resolve("all")}
-
-
-def test_independence_is_checked_of_every_built_in_implementation() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (contract,) = (
-        each
-        for each in settings["tool"]["importlinter"]["contracts"]
-        if each["type"] == "independence"
-    )
-    entry_points = settings["project"]["entry-points"]["mha.implementations"].values()
-    assert set(contract["modules"]) == {target.partition(":")[0] for target in entry_points}
-
-
-def test_unavailable_implementation_is_not_broken(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    errors = {
-        "lacking": "UnavailableError",
-        "misread": "ImplementationError",
-        "crashing": "RuntimeError",
-    }
-    for name, error in errors.items():
-        code = f"from mha.implementations import *\nraise {error}('it needs a kernel library')\n"
-        (tmp_path / f"{name}.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    points = [EntryPoint(name, f"{name}:implementation", finding.GROUP) for name in errors]
-    monkeypatch.setattr(finding, "entry_points", lambda group: points)
-    entries = {entry.name: (entry.broken, entry.error) for entry in discover()}
-    assert entries["lacking"] == (False, "it needs a kernel library")
-    assert entries["misread"] == (True, "it needs a kernel library")
-    shown = "(crashing.py, line 2: `raise RuntimeError('it needs a kernel library')`)"
-    assert entries["crashing"] == (True, f"RuntimeError: it needs a kernel library {shown}")
-
-
-def test_file_may_warn_while_it_is_imported(tmp_path: Path) -> None:
-    text = "import warnings\nwarnings.warn('old', DeprecationWarning)\n"
-    (tmp_path / "warns.py").write_text(
-        text + "from mha.implementations.loop import implementation\n"
-    )
-    with pytest.warns(DeprecationWarning, match="old"):
-        (resolved,) = resolve(f"{tmp_path}/warns.py:implementation")
-    assert resolved.implementation.name == "loop"

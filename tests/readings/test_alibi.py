@@ -1,6 +1,4 @@
-"""ALiBi: that inference reads the form of the bias, that what is right conforms, and a turned sign
-is named.
-"""
+"""ALiBi: inference reads the form of the bias, and a turned sign is named."""
 
 from __future__ import annotations
 
@@ -10,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mha.conformance import check
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Alibi, Scores, alibi_bias, causal_mask
+from support.judging import expect_conforms, expect_fail
 
 CLAUSES = ["ALB-1", "EFF-1"]
 
@@ -62,7 +60,6 @@ def from_the_start(q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None 
     )
 
 
-@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize(
     ("kernel", "scores"),
     [
@@ -78,19 +75,13 @@ def test_form_of_the_bias_is_found_and_conforms(
     assert inference.implementation.claims.scores == scores
     declared: dict[str, object] = {}
     exec(inference.declaration, {kernel.__name__: kernel}, declared)
-    report = check(
-        inference.implementation, "quick", clauses=CLAUSES, dtypes=["float32", "bfloat16"]
-    )
-    assert report.conforms, report
+    expect_conforms(inference, CLAUSES, dtypes=["float32", "bfloat16"])
 
 
 def test_a_turned_sign_is_named() -> None:
     inference = infer_kernel(turned)
     assert "assumed by its name" in " ".join(inference.report().split())
-    (verdict,) = check(
-        inference.implementation, "quick", clauses=["ALB-1"], dtypes="float32"
-    ).verdicts
-    assert verdict.status == "fail"
+    verdict = expect_fail(inference, "ALB-1")
     assert "the bias of ALiBi has the opposite sign" in verdict.diagnosis
 
 

@@ -1,6 +1,4 @@
-"""A causal flag that does not do what it says fails, in calls and in constructors; one that does is
-judged as it is.
-"""
+"""A causal flag fails if it does not do what it says, and is judged as it is if it does."""
 
 from __future__ import annotations
 
@@ -12,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mha.conformance import check
 from mha.conformance.reports.sentence import sentence
 from mha.implementations.discovery.resolve import as_resolved
+from support.judging import RIGHT, expect_conforms, expect_pass, judged
+from support.readings import evidence, findings
 
 attention = nn.functional.scaled_dot_product_attention
 CLAUSES = ("HED-1", "CAU-1", "CAU-2", "CAU-3", "CAU-4")
@@ -188,7 +187,7 @@ OPPOSITE = (
     " causal=False"
 )
 # What is judged, and what is said about its flag.
-WRONG: dict[Callable[..., Any], str] = {
+IDLE: dict[Callable[..., Any], str] = {
     Always: f"is_causal {IS}",
     AlwaysByDefault: f"causal {IS}",
     Never: f"use_causal {IS_NOT}",
@@ -214,14 +213,13 @@ WRONG: dict[Callable[..., Any], str] = {
 
 @pytest.mark.mostly_slow(9)
 @pytest.mark.usefixtures("undiagnosed", "unshrunk")
-@pytest.mark.parametrize("written", WRONG, ids=lambda written: written.__name__)
+@pytest.mark.parametrize("written", IDLE, ids=lambda written: written.__name__)
 def test_flag_that_does_not_do_what_it_says_fails(written: Callable[..., Any]) -> None:
     resolved = as_resolved(written)
     assert resolved.inference
-    causal = next(row for row in resolved.inference.rows if row.topic == "causal")
-    assert causal.finding == WRONG[written]
-    assert causal.evidence == "tested"
-    report = check(resolved.implementation, "quick", clauses=CLAUSES, dtypes=["float32"])
+    assert findings(resolved.inference)["causal"] == IDLE[written]
+    assert evidence(resolved.inference)["causal"] == "tested"
+    report = judged(resolved.implementation, CLAUSES)
     assert "fail" in [verdict.status for verdict in report.verdicts]
 
 
@@ -233,10 +231,10 @@ def test_idle_flag_of_a_constructor_is_named_in_the_verdict(written: Callable[..
     """Classes of diffusers and transformers have such flags, which other classes read."""
     resolved = as_resolved(written)
     assert resolved.inference
-    causal = next(row for row in resolved.inference.rows if row.topic == "causal")
-    assert causal.finding.endswith("; causal of the constructor has no effect")
+    finding = findings(resolved.inference)["causal"]
+    assert finding.endswith("; causal of the constructor has no effect")
     assert "causal (has no effect)" in resolved.inference.not_covered
-    report = check(resolved, "quick", clauses=CLAUSES, dtypes=["float32"])
+    report = judged(resolved, CLAUSES, RIGHT)
     assert report.exit_status == 0
     said = sentence(report.verdicts, report.not_covered[resolved.implementation.name])
     assert said.startswith("CONFORMS where judged; not covered: ")
@@ -325,7 +323,7 @@ class CausalWithoutAMemory(Base):
 
 
 class AsInTransformers(Built):
-    """The config chooses a function that reads the flag, or one whose masks are made by the model."""
+    """The config chooses a function that reads the flag, or one whose masks the model makes."""
 
     def __init__(self, config: Any, is_causal: bool = False) -> None:
         super().__init__(config.hidden_size, config.num_attention_heads)
@@ -361,7 +359,7 @@ def square_only(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor
     return kernel(q, k, v, causal=causal)
 
 
-RIGHT: dict[Callable[..., Any], str] = {
+WORKS: dict[Callable[..., Any], str] = {
     Works: "causal_attention, aligned top_left",
     AlwaysWithoutAFlag: "always",
     BuiltCausal: "always",
@@ -382,25 +380,18 @@ RIGHT: dict[Callable[..., Any], str] = {
 }
 
 
-@pytest.mark.usefixtures("fewest_cases")
-@pytest.mark.parametrize("written", RIGHT, ids=lambda written: written.__name__)
+@pytest.mark.parametrize("written", WORKS, ids=lambda written: written.__name__)
 def test_flag_that_works_is_judged_as_it_is(written: Callable[..., Any]) -> None:
     resolved = as_resolved(written)
     assert resolved.inference
-    assert (
-        next(row for row in resolved.inference.rows if row.topic == "causal").finding
-        == RIGHT[written]
-    )
-    report = check(resolved.implementation, "quick", clauses=CLAUSES, dtypes=["float32"])
-    assert {
-        v.clause: v.message for v in report.verdicts if v.status not in ("pass", "not_claimed")
-    } == {}
+    assert findings(resolved.inference)["causal"] == WORKS[written]
+    expect_pass(resolved.implementation, also=CLAUSES)
 
 
 def test_flag_that_a_partial_sets_is_left_alone() -> None:
     resolved = as_resolved(partial(BuiltAlways, causal=True))
     assert resolved.implementation.claims.always_causal
-    assert check(resolved.implementation, "quick", clauses=["CAU-1"], dtypes=["float32"]).conforms
+    expect_conforms(resolved.implementation, ["CAU-1"])
 
 
 class CausalWithoutMasks(BuiltCausal):

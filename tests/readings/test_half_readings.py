@@ -1,6 +1,4 @@
-"""Functions and classes that raise for all dtypes but half precision, or float32, are read and
-judged in these.
-"""
+"""What raises for all dtypes but half precision, or float32, is judged in these."""
 
 from __future__ import annotations
 
@@ -11,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mha.conformance import check
 from mha.implementations import ImplementationError
 from mha.implementations.inference.infer import infer
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Config
+from support.judging import expect_conforms, judged
 
 HALF = {"bfloat16", "float16"}
 
@@ -127,19 +125,16 @@ class HalfModule(nn.Module):
         (brain, {"bfloat16"}, "mask=None"),
     ],
 )
-@pytest.mark.usefixtures("fewest_cases")
 def test_kernel_of_few_dtypes_conforms(kernel: Any, dtypes: set[str], declared: str) -> None:
     result = infer_kernel(kernel)
     assert result.implementation.claims.dtypes == dtypes
     assert declared in result.declaration
-    assert check(result.implementation, "quick", dtypes=dtypes).conforms
+    expect_conforms(result, [], dtypes=dtypes)
 
 
 def test_wrong_kernel_of_half_precision_fails() -> None:
-    """Its scores are as near as roundings to those of a trial run, but not to those of the cases."""
-    report = check(
-        infer_kernel(off_by_little).implementation, "quick", clauses=["SMX-6", "NUM-1"], dtypes=HALF
-    )
+    """Its scores are as near as roundings in trial runs, but not in the cases."""
+    report = judged(infer_kernel(off_by_little), ["SMX-6", "NUM-1"], dtypes=HALF)
     assert "fail" in {verdict.status for verdict in report.verdicts}
 
 
@@ -161,10 +156,9 @@ def test_kernel_of_half_precision_of_another_formula_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("fewest_cases")
 def test_class_of_half_precision_conforms() -> None:
     result = infer(HalfModule)
     claims = result.implementation.claims
     assert (claims.dtypes, claims.dropout, claims.empty_row) == (HALF, True, "zeros")
     assert 'mask_shape="b s"' in result.declaration
-    assert check(result.implementation, "quick", dtypes=HALF).conforms
+    expect_conforms(result, [], dtypes=HALF)

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from torch import nn
 
-from mha.conformance import check
 from mha.implementations import ImplementationError, fused_qkv, minimal, modular, resolve
 from mha.implementations.inference.infer import Inference, infer
 from mha.implementations.inference.projections import role_of
 from mha.spec import Claims
 from support.folders import CLASSES
+from support.judging import RIGHT, expect_fail, judged
+from support.readings import findings
 
 ALL_DTYPES = {"dtypes": {"float64", "float32", "float16", "bfloat16"}}
 NO_WEIGHTS, SELF_ATTENTION = {"returns_weights": False}, {"cross_attention": False}
@@ -263,9 +264,7 @@ def load(name: str) -> ModuleType:
 
 
 def inferred(name: str) -> tuple[Inference, dict[str, Any]]:
-    """Infer the class in a file; return that, and the names in the file with the declaration at its
-    end.
-    """
+    """Infer the class in a file; return that, and the file's names after the declaration."""
     module = load(name)
     result = infer(getattr(module, EXPECTED[name][0]))
     names = dict(vars(module))
@@ -287,17 +286,16 @@ def test_class_is_inferred_and_its_declaration_is_equivalent(name: str) -> None:
     mask = options.get("mask", "keep")
     assert (f'mask="{mask}"' in result.declaration) == (mask in ("drop", "additive"))
     assert ("mask=None" in result.declaration) == (mask is None)
-    findings = {row.topic: row.finding for row in result.rows}
-    assert findings["formula"].endswith(DIFFERENT.get(name, "softmax(q k^T / sqrt(d_k)) v W_o"))
+    formula = DIFFERENT.get(name, "softmax(q k^T / sqrt(d_k)) v W_o")
+    assert findings(result)["formula"].endswith(formula)
 
 
-@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_inferred_implementation_passes(name: str) -> None:
     """Values, masks and gradients are as expected, unless the class computes something else."""
     adapter = inferred(name)[0].implementation
     clauses = ("SHP-1", "HED-1", "MSK-1", "MSK-2", "CAU-2", "GRD-5")
-    verdicts = check(adapter, "quick", clauses=clauses, dtypes=["float32"]).verdicts
+    verdicts = judged(adapter, clauses, "quick" if name in FAILED else RIGHT).verdicts
     failed = {
         verdict.clause for verdict in verdicts if verdict.status not in ("pass", "not_claimed")
     }
@@ -306,9 +304,7 @@ def test_inferred_implementation_passes(name: str) -> None:
 
 def test_class_with_another_formula_is_judged() -> None:
     adapter = inferred("mean_weights")[0].implementation
-    (verdict,) = check(adapter, "quick", clauses=["SMX-6"], dtypes=["float32"]).verdicts
-    assert verdict.status == "fail"
-    assert "scaled by 1/sqrt(d_k)" in verdict.message
+    expect_fail(adapter, "SMX-6", "scaled by 1/sqrt(d_k)")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""Conventions of plain functions that inference reads: layouts, required numbers, and masks that
-are added.
-"""
+"""Plain functions that inference reads: layouts, required numbers, and added masks."""
 
 from __future__ import annotations
 
@@ -12,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mha.conformance import check
 from mha.implementations import ImplementationError, from_kernel, resolve
 from mha.implementations.discovery.resolve import as_resolved
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Config, Weights
 from mha.spec.claims import DTYPES
+from support.judging import expect_conforms, expect_pass, verdict_of
 
 
 def batched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -92,6 +90,8 @@ def of_transformers(
 
 
 LOWEST = ", where the lowest number of the dtype hides a key"
+
+
 # The function, its layout, and rows of the report.
 KERNELS = {
     batched: (
@@ -120,7 +120,6 @@ KERNELS = {
 }
 
 
-@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
 def test_kernel_is_read_as_it_is_and_conforms(kernel: object) -> None:
     layout, expected = KERNELS[kernel]  # type: ignore[index]  # its keys
@@ -129,13 +128,7 @@ def test_kernel_is_read_as_it_is_and_conforms(kernel: object) -> None:
     found = {row.topic: row.finding for row in result.rows}
     assert all(found[topic].endswith(finding) for topic, finding in expected.items()), found
     assert result.implementation.layout == layout
-    report = check(
-        result.implementation,
-        "quick",
-        clauses=["SHP-1", "HED-1", "MSK-2", "CAU-2"],
-        dtypes=["float32"],
-    )
-    assert report.conforms, report.failing
+    expect_conforms(result, ["SHP-1", "HED-1", "MSK-2", "CAU-2"])
 
 
 @torch.compile(backend="eager", fullgraph=True)
@@ -150,7 +143,7 @@ def test_compiled_kernel_may_be_compiled_for_inputs_of_many_kinds() -> None:
     implementation = infer_kernel(compiled).implementation
     assert implementation.claims.mask_ranks == {1, 2, 3, 4}
     assert implementation.claims.dtypes == {"float64", "float32", "bfloat16", "float16"}
-    assert check(implementation, "quick", clauses=["HED-1"], dtypes=["float32"]).conforms
+    expect_conforms(implementation, ["HED-1"])
 
 
 class DotProduct(nn.Module):
@@ -170,14 +163,11 @@ class DotProduct(nn.Module):
         return self.dropout(weights) @ value, weights
 
 
-@pytest.mark.usefixtures("fewest_cases")
 def test_module_without_sizes_and_weights_is_a_kernel() -> None:
     (resolved,) = resolve(f"{__file__}:DotProduct")
     assert resolved.inference is not None
     assert "from_kernel(\n    DotProduct(dropout=0.0),\n" in resolved.inference.declaration
-    assert check(
-        resolved.implementation, "quick", clauses=["HED-1", "MSK-2", "STA-6"], dtypes=["float32"]
-    ).conforms
+    expect_conforms(resolved.implementation, ["HED-1", "MSK-2", "STA-6"])
 
 
 def test_context_that_has_the_shape_of_weights_is_not_mistaken() -> None:
@@ -208,18 +198,15 @@ def of_one_key_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
     return torch.einsum("bhls,bsd->bhld", scores.softmax(-1), v[:, 0])
 
 
-@pytest.mark.usefixtures("fewest_cases")
 def test_kernel_may_have_one_key_head_for_all() -> None:
     claims = Claims(masks={"bool"}, multi_query=True, returns_weights=False, empty_row="uniform")
     implementation = from_kernel(of_one_key_head, claims=claims)
     assert infer_kernel(of_one_key_head).implementation.claims == replace(
         implementation.claims, dtypes=DTYPES
     )
-    clauses = ["SHP-1", "SMX-1", "MSK-1", "MSK-2", "HED", "GRD-1", "GQA", "NUM-1"]
-    report = check(implementation, "quick", clauses=clauses, dtypes=["float32"])
-    judged = {verdict.clause: verdict.status for verdict in report.verdicts}
-    assert report.conforms, [verdict for verdict in report.verdicts if verdict.status == "fail"]
-    assert (judged["HED-1"], judged["GRD-1"], judged["GQA-1"]) == ("pass", "pass", "not_claimed")
+    clauses = ["SHP-1", "SMX-1", "MSK-1", "MSK-2", "HED", "NUM-1"]
+    expect_pass(implementation, "HED-1", "GRD-1", also=clauses)
+    assert verdict_of(implementation, "GQA-1").status == "not_claimed"
 
 
 def of_the_first_key_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -241,91 +228,14 @@ def of_fewer_key_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = No
     return merges(q, k, v, mask)[0].unflatten(-1, (q.shape[1], -1)).transpose(1, 2)
 
 
-@pytest.mark.usefixtures("fewest_cases")
 def test_fewer_key_heads_are_claimed() -> None:
     implementation = infer_kernel(of_fewer_key_heads).implementation
     assert implementation.claims.grouped_query
-    (verdict,) = check(implementation, "quick", clauses=["GQA-1"], dtypes=["float32"]).verdicts
-    assert verdict.status == "pass", verdict.message
+    expect_pass(implementation, "GQA-1")
 
 
 def test_fewer_key_heads_are_not_claimed_where_one_alone_is_broadcast() -> None:
     assert not infer_kernel(scaled).implementation.claims.grouped_query
-
-
-def of_contiguous_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
-    """As kernels do that compute their strides, (B, H, L, d_k)."""
-    if not all(x.is_contiguous() for x in (q, k, v)):
-        raise ValueError("heads must be contiguous")
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-
-def of_contiguous_lengths(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
-    """The same of (B, L, H, d_k), which a projection gives it as it is."""
-    if not all(x.is_contiguous() for x in (q, k, v)):
-        raise ValueError("heads must be contiguous")
-    return scaled(*(x.transpose(1, 2) for x in (q, k, v)), causal, q.shape[-1] ** -0.5).transpose(
-        1, 2
-    )
-
-
-class OfContiguousGradients(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
-        ctx.save_for_backward(q, k, v, weights)
-        return weights @ v
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]  # of one argument
-        assert gradient.is_contiguous()
-        q, k, v, weights = ctx.saved_tensors
-        of_weights = gradient @ v.mT
-        of_scores = (
-            weights
-            * (of_weights - (of_weights * weights).sum(-1, keepdim=True))
-            / q.shape[-1] ** 0.5
-        )
-        return of_scores @ k, of_scores.mT @ q, weights.mT @ gradient
-
-
-def with_contiguous_gradients(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """As in the tutorial of Triton: the gradient must be contiguous too."""
-    if not all(x.is_contiguous() for x in (q, k, v)):
-        raise ValueError("heads must be contiguous")
-    return OfContiguousGradients.apply(q, k, v)  # type: ignore[no-untyped-call,no-any-return]  # torch's own
-
-
-@pytest.mark.usefixtures("fewest_cases")
-@pytest.mark.parametrize(
-    ("kernel", "shape"),
-    [
-        (of_contiguous_heads, "(b, h, l, d)"),
-        (with_contiguous_gradients, "(b, h, l, d)"),
-        (of_contiguous_lengths, "(b, l, h, d)"),
-    ],
-)
-def test_kernel_that_refuses_other_heads_is_given_contiguous_ones(kernel: Any, shape: str) -> None:
-    result = infer_kernel(kernel)
-    assert f"inputs   q, k, v, of shape {shape}, contiguous ones alone  [tested]" in result.report()
-    assert "contiguous=True" in result.declaration
-    clauses = ["SHP-1", "SHP-7", "HED-1", "EQV-8", "GRD-1"]
-    assert {
-        v.status
-        for v in check(result.implementation, "quick", clauses=clauses, dtypes="float32").verdicts
-    } == {"pass"}
-
-
-def of_dense_memory(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Reads (B, H, L, d_k) as if it were contiguous, and does not raise if it is not."""
-    assert q.ndim == 4
-    dense = [x.as_strided(x.shape, torch.empty(x.shape).stride()) for x in (q, k, v)]
-    return F.scaled_dot_product_attention(*dense)
-
-
-def test_kernel_that_is_wrong_for_other_heads_is_not_given_contiguous_ones() -> None:
-    with pytest.raises(ImplementationError, match="its output matches no formula of attention"):
-        infer_kernel(of_dense_memory)
 
 
 def of_even_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -337,8 +247,7 @@ def of_even_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def test_kernel_of_even_heads_is_tried_on_these() -> None:
     implementation = infer_kernel(of_even_heads).implementation
     assert implementation.claims.sizes.head_dim_multiple == 2
-    report = check(implementation, "quick", clauses=["SHP-1", "HED-1", "GQA-1"], dtypes="float32")
-    assert {verdict.status for verdict in report.verdicts} <= {"pass", "not_claimed"}
+    expect_pass(implementation, also=["SHP-1", "HED-1", "GQA-1"])
 
 
 def of_one_head(
@@ -351,7 +260,6 @@ def of_one_head(
     return weights @ V, weights
 
 
-@pytest.mark.usefixtures("fewest_cases")
 def test_kernel_of_one_head_is_called_for_each() -> None:
     result = infer_kernel(of_one_head)
     assert "Q, K, V, of shape (l, d)  [tested]" in result.report()
@@ -360,8 +268,7 @@ def test_kernel_of_one_head_is_called_for_each() -> None:
     )
     clauses = ["SHP-1", "SHP-5", "MSK-1", "MSK-2", "HED-1", "GRD-1", "NUM-1"]
     for implementation in (result.implementation, declared):
-        verdicts = check(implementation, "quick", clauses=clauses, dtypes="float32").verdicts
-        assert {verdict.status for verdict in verdicts} == {"pass"}, verdicts
+        expect_pass(implementation, *clauses)
 
 
 def over_the_queries(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
@@ -420,7 +327,6 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, block_size: int) -> Tensor:
     )
 
 
-@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("kernel", "row"),
     [
@@ -431,7 +337,4 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, block_size: int) -> Tensor:
 def test_kernel_of_one_item_or_of_tiles_of_a_given_size_is_read(kernel: Any, row: str) -> None:
     result = infer_kernel(kernel)
     assert row in result.report()
-    verdicts = check(
-        result.implementation, "quick", clauses=["SHP-1", "HED-1", "GRD-1"], dtypes="float32"
-    ).verdicts
-    assert {verdict.status for verdict in verdicts} == {"pass"}, verdicts
+    expect_pass(result, "SHP-1", "HED-1", "GRD-1")

@@ -1,6 +1,4 @@
-"""Kernels that are wrong for the tensors of a caller: what they are given between the projections
-shows it.
-"""
+"""Kernels that are wrong for a caller's tensors, which the tensors of projections show."""
 
 from __future__ import annotations
 
@@ -11,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance import check
 from mha.implementations import from_kernel
 from mha.spec import Claims
+from support.judging import judged
 
 SELF_ATTENTION = Claims(cross_attention=False, masks=(), causal=None, returns_weights=False)
 
@@ -33,9 +31,7 @@ def reads_all_as_the_query_lies(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def reads_items_one_after_another(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """As if there were nothing between the items of key and value, as there is in a cache with room
-    for more.
-    """
+    """As if nothing lay between the items of key and value, as in a cache with room for more."""
     strides = (k[0].numel(), *k.stride()[1:])
     k, v = (
         x.as_strided(x.shape, strides, x.storage_offset()) if x.stride(0) > strides[0] else x
@@ -81,10 +77,5 @@ def reads_gradient_as_heads_lie(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_kernel_is_given_what_a_model_gives_it(kernel: Any, clauses: str, failing: str) -> None:
-    report = check(
-        from_kernel(kernel, mask=None, claims=SELF_ATTENTION),
-        "quick",
-        clauses=clauses,
-        dtypes="float32",
-    )
+    report = judged(from_kernel(kernel, mask=None, claims=SELF_ATTENTION), clauses)
     assert report.failing == failing

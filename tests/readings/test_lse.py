@@ -1,6 +1,4 @@
-"""A log-sum-exp beside the context, and values of their own width: what kernels return, and how it
-is found.
-"""
+"""A log-sum-exp beside the context, and values of their own width: how they are found."""
 
 from __future__ import annotations
 
@@ -11,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mha.conformance import check
 from mha.implementations import from_kernel
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Lse, Sizes
+from support.judging import expect_conforms, expect_fail, expect_pass, verdict_of
 
 Results = tuple[Tensor, Tensor]
 
@@ -90,8 +88,7 @@ FOUND = {
 def test_log_sum_exp_is_claimed_as_trial_runs_show(kernel: Callable[..., Results]) -> None:
     inference = infer_kernel(kernel)
     assert inference.implementation.claims.lse == FOUND[kernel]
-    report = check(inference.implementation, "quick", clauses=["HED-1", "LSE"], dtypes="float32")
-    assert report.conforms
+    expect_conforms(inference, ["HED-1", "LSE"])
     rows = {row.topic: row.finding for row in inference.rows}
     assert ("no log-sum-exp: not judged" in rows["weights"]) == (kernel is without_scale)
 
@@ -99,8 +96,7 @@ def test_log_sum_exp_is_claimed_as_trial_runs_show(kernel: Callable[..., Results
 def test_result_that_is_asked_for_as_a_log_sum_exp_must_be_one() -> None:
     implementation = infer_kernel(asked_without_maximum).implementation
     assert implementation.claims.lse == Lse()
-    (verdict,) = check(implementation, "quick", clauses=["LSE-1"], dtypes="float32").verdicts
-    assert verdict.status == "fail"
+    expect_fail(implementation, "LSE-1")
 
 
 @pytest.mark.parametrize(
@@ -112,18 +108,16 @@ def test_log_sum_exp_to_another_base_is_named(
 ) -> None:
     claims = Claims(returns_weights=False, lse=claimed, empty_row="nan")
     implementation = from_kernel(kernel, claims=claims)
-    (verdict,) = check(implementation, "quick", clauses=["LSE-1"], dtypes="float32").verdicts
+    verdict = verdict_of(implementation, "LSE-1")
     assert verdict.message.endswith(reading)
 
 
 def test_log_sum_exp_of_another_shape_is_named() -> None:
     claims = Claims(masks=(), causal=None, returns_weights=False, lse=Lse(layout="(b h) l"))
-    (verdict,) = check(
+    verdict = verdict_of(
         from_kernel(lambda q, k, v: natural(q, k, v), mask=None, name="mine", claims=claims),
-        "quick",
-        clauses=["LSE-1"],
-        dtypes="float32",
-    ).verdicts
+        "LSE-1",
+    )
     assert "the call returned no log-sum-exp, though it was asked for" in verdict.message
 
 
@@ -153,7 +147,7 @@ def test_values_of_their_own_width_are_claimed_as_trial_runs_show(
         mask=None,
         claims=Claims(masks=(), causal=None, returns_weights=False, value_width=True),
     )
-    (verdict,) = check(declared, "quick", clauses=["VAL-1"], dtypes="float32").verdicts
+    verdict = verdict_of(declared, "VAL-1")
     assert verdict.status == ("pass" if kernel is takes_own_width else "fail")
 
 
@@ -174,7 +168,6 @@ def test_values_have_widths_that_are_claimed(sizes: Sizes, pairs: set[tuple[int,
 
     claims = Claims(masks=(), causal=None, returns_weights=False, value_width=True, sizes=sizes)
     implementation = from_kernel(attend, mask=None, claims=claims)
-    (verdict,) = check(implementation, "quick", clauses=["VAL-1"], dtypes="float32").verdicts
-    assert verdict.status == "pass"
+    expect_pass(implementation, "VAL-1")
     assert {(d_k, d_v) for d_k, d_v in called if d_k != d_v} <= pairs
     assert called & pairs

@@ -1,6 +1,4 @@
-"""Correct modules that store their weights in unusual ways conform; a message says where none can
-be loaded.
-"""
+"""Modules that store their weights in unusual ways conform; what cannot be loaded is named."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from mha.conformance import check
 from mha.conformance.cases.case import Case
 from mha.conformance.faults import registry as faults
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import properties
 from mha.implementations import ImplementationError, from_module, preflight
 from mha.spec import Claims, Config, Options, Output, Weights, validate_call
+from support.judging import expect_conforms, expect_fail, expect_pass
 
 LAYERS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
@@ -42,7 +40,7 @@ class Convolutions(faults.Correct):
 
 
 class Packed(faults.Correct):
-    """One parameter has all matrices and another all biases; weights are loaded into views of them."""
+    """One parameter has all matrices and one all biases; weights are loaded into their views."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__(d_model, n_heads, bias)
@@ -119,7 +117,7 @@ class Whisper(NoKeyBias):
 
 
 class OneKey(faults.Correct):
-    """A single key gets all of the weight, so it and the query are not read, and have no gradient."""
+    """A single key gets all of the weight, so neither it nor the query is read."""
 
     def forward(
         self,
@@ -193,20 +191,12 @@ MODULES: dict[type[faults.Correct], tuple[dict[str, Any], Claims]] = {
 ABOUT_WEIGHTS = ("CFG-5", "HED-1", "GRD-1", "STA-3", "STA-4", "STA-6")
 
 
-@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("cls", MODULES)
 def test_module_conforms(cls: type[faults.Correct]) -> None:
     parameters, claims = MODULES[cls]
-    report = check(
-        from_module(cls, parameters=parameters, claims=claims),
-        "quick",
-        clauses=ABOUT_WEIGHTS,
-        dtypes=["float32"],
-    )
-    assert {verdict.status for verdict in report.verdicts} == {"pass"}, report.verdicts
+    expect_pass(from_module(cls, parameters=parameters, claims=claims), *ABOUT_WEIGHTS)
 
 
-@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_class_without_key_bias_conforms(dtype: str) -> None:
     whisper = from_module(
@@ -225,17 +215,14 @@ def test_class_without_key_bias_conforms(dtype: str) -> None:
         "GRD-7",
         "STA-3",
     )
-    report = check(whisper, "quick", clauses=clauses, dtypes=[dtype])
-    assert {verdict.status for verdict in report.verdicts} == {"pass"}, report.verdicts
+    expect_pass(whisper, *clauses, dtypes=[dtype])
 
 
 @pytest.mark.parametrize(
     "name", ["one_module_is_correct_throughout_its_life", "gradients_are_within_the_bound"]
 )
 def test_key_bias_may_cancel_whole_keys(name: str) -> None:
-    """The gradient of w_q was 9.5e-7 off, where the bound, for keys with their bias, allowed
-    1.04e-7.
-    """
+    """The gradient of w_q was 9.5e-7 off; the bound of keys with a bias allowed 1.04e-7."""
     (prop,) = (prop for members in properties().values() for prop in members if prop.name == name)
     whisper = from_module(
         Whisper, parameters=WITHOUT_KEY_BIAS, claims=Claims(returns_weights=False)
@@ -297,11 +284,5 @@ def test_output_projection_that_is_elsewhere_is_added() -> None:
     parameters = {name: path for name, path in faults.PARAMETERS.items() if name != "w_o"}
     adapted = from_module(ProjectedElsewhere, parameters=parameters)
     clauses = ["CFG-5", "HED-1", "HED-5", "NUM-1", "GRD-5", "STA-4"]
-    assert check(adapted, "quick", clauses=clauses, dtypes=["float32"]).conforms
-    (verdict,) = check(
-        from_module(ProjectedElsewhere, parameters=parameters | {"w_o": None}),
-        "quick",
-        clauses=["HED-1"],
-        dtypes=["float32"],
-    ).verdicts
-    assert verdict.status == "fail"
+    expect_conforms(adapted, clauses)
+    expect_fail(from_module(ProjectedElsewhere, parameters=parameters | {"w_o": None}), "HED-1")

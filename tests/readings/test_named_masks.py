@@ -1,6 +1,4 @@
-"""Masks of uncommon names, and those of one kind of call alone: right classes conform, and wrong
-ones fail.
-"""
+"""Masks of uncommon names, and masks of one kind of call alone."""
 
 from __future__ import annotations
 
@@ -10,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mha.conformance import check
 from mha.implementations.inference.infer import infer
-from support.named_parts import Heads, expect_read
+from support.judging import judged
+from support.readings import expect_read
+from support.right_classes import Heads
 
 
 class LookAheadMask(Heads):
@@ -111,9 +110,7 @@ class LabelsBesidePadding(Heads):
 
 
 class CrossMaskLate(Heads):
-    """Wrong with a memory alone: the weights of hidden keys are set to 0, and the others do not
-    grow.
-    """
+    """Wrong with a memory alone: weights of hidden keys become 0, and the others do not grow."""
 
     def forward(
         self, x: Tensor, mask: Tensor | None = None, memory: Tensor | None = None
@@ -133,9 +130,7 @@ class CrossMaskLate(Heads):
 
 
 class ThreeAxesForItems(Heads):
-    """A mask of three axes has one for the items, not the heads; key padding is an argument of its
-    own.
-    """
+    """A mask of three axes is of items, not heads; key padding is an argument of its own."""
 
     def forward(
         self,
@@ -158,7 +153,6 @@ class ThreeAxesForItems(Heads):
 
 
 @pytest.mark.mostly_slow(4)
-@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("cls", "row", "judged"),
     [
@@ -240,7 +234,7 @@ class ClampedPairs(ThreeAxesForItems):
 @pytest.mark.filterwarnings("ignore:.*is read as what it is nearest to")
 @pytest.mark.parametrize("cls", [SharedMaskIgnored, CrossMaskLate, ClampedPairs])
 def test_mask_that_is_read_wrong_fails(cls: type[nn.Module]) -> None:
-    assert not check(cls, "quick", clauses=["MSK-1", "MSK-2", "MSK-5"], dtypes=["float32"]).conforms
+    assert not judged(cls, ["MSK-1", "MSK-2", "MSK-5"]).conforms
 
 
 class OtherMasks(Heads):

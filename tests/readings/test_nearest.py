@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mha.implementations.inference.infer import infer
-from support.plain import Plain, evidence, refusal_of, verdict
+from support.judging import expect_fail, expect_pass
+from support.plain import Plain
+from support.readings import evidence, refusal_of
 
 
 class Sigmoid(Plain):
@@ -75,21 +77,21 @@ def test_mask_that_no_format_explains_is_assumed_and_fails(cls: type[nn.Module])
     finding, how, clause = MASKS[cls]
     assert {row.topic: row.finding for row in result.rows}["mask"].startswith(finding)
     assert evidence(result)["mask"].startswith(how)
-    assert verdict(result, clause) == ("fail", False)
+    assert not expect_fail(result, clause).conforms
 
 
 def test_opposite_convention_is_not_a_fault() -> None:
     result = infer(Opposite)
     assert evidence(result)["mask"] == "tested"
     assert 'mask="drop"' in result.declaration
-    assert verdict(result, "MSK-1") == ("pass", True)
+    expect_pass(result, "MSK-1")
 
 
 def test_order_of_stacked_projections_is_found_without_a_formula() -> None:
     result = infer(Sigmoid)
     assert result.implementation.parameters == {"w_qkv": "qkv", "w_o": "proj"}
     assert evidence(result)["projections"].startswith("assumed: ")
-    assert verdict(result, "HED-1") == ("fail", False)
+    assert not expect_fail(result, "HED-1").conforms
 
 
 def test_causal_mask_that_leaks_is_read_as_causal() -> None:
@@ -99,7 +101,7 @@ def test_causal_mask_that_leaks_is_read_as_causal() -> None:
         evidence(result)["causal"]
         == "assumed: it explains the output only with one query and one key"
     )
-    assert verdict(result, "CAU-1") == ("fail", False)
+    assert not expect_fail(result, "CAU-1").conforms
 
 
 class ListedOutput(Plain):
@@ -182,4 +184,4 @@ def test_padding_of_the_first_item_is_judged() -> None:
     result = infer(PaddingOfFirst)
     assert 'padding="drop"' in result.declaration
     assert evidence(result)["mask"].startswith("assumed: ")
-    assert verdict(result, "MSK-6") == ("fail", False)
+    assert not expect_fail(result, "MSK-6").conforms

@@ -1,6 +1,4 @@
-"""Calls in conventions that people use: masks instead of a causal flag, rotations, `*args`, and
-sizes with defaults.
-"""
+"""Calls in common conventions: masks instead of a causal flag, rotations, and `*args`."""
 
 from __future__ import annotations
 
@@ -17,6 +15,7 @@ from mha.implementations import ImplementationError, from_kernel
 from mha.implementations.inference.infer import infer
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Config
+from support.judging import expect_conforms
 
 
 def causal_unless_masked(
@@ -158,9 +157,7 @@ class Cached(Self):
 def test_kernel_is_causal_unless_it_is_given_a_mask() -> None:
     result = infer_kernel(causal_unless_masked)
     assert "causal_by_default=True" in result.declaration
-    assert check(
-        result.implementation, "quick", dtypes="float32", clauses=["HED-1", "CAU", "MSK-1", "MSK-4"]
-    ).conforms
+    expect_conforms(result, ["HED-1", "CAU", "MSK-1", "MSK-4"])
 
 
 def test_masks_of_another_memory_order_may_be_summed_in_another_order() -> None:
@@ -171,7 +168,7 @@ def test_masks_of_another_memory_order_may_be_summed_in_another_order() -> None:
 def test_number_of_heads_is_given_where_it_has_a_default_too() -> None:
     result = infer_kernel(merged)
     assert "num_heads=n_heads" in result.report()
-    assert check(result.implementation, "quick", dtypes="float32", clauses="HED-1").conforms
+    expect_conforms(result, ["HED-1"])
 
 
 def test_number_of_heads_keeps_its_default_where_heads_are_split_already() -> None:
@@ -201,6 +198,4 @@ def test_class_is_read_and_judged(cls: type[nn.Module], given: str) -> None:
     result = infer(cls)
     assert given in result.report()
     assert "softmax(q k^T / sqrt(d_k)) v W_o" in result.report()
-    assert check(
-        result.implementation, "quick", dtypes="float32", clauses=["HED-1", "NUM-1", "SHP-1"]
-    ).conforms
+    expect_conforms(result, ["HED-1", "NUM-1", "SHP-1"])

@@ -1,6 +1,4 @@
-"""Classes of transformers that rotate queries and keys, and what their configs and signatures have
-in common.
-"""
+"""Classes that rotate queries and keys: their configs, signatures and widths."""
 
 from __future__ import annotations
 
@@ -11,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mha.conformance import check
 from mha.conformance.faults.base import Complete, complete, implementation_of
 from mha.implementations import ImplementationError
 from mha.implementations.inference.infer import infer
 from mha.spec import Sizes
-from support.named_parts import Heads, expect_read
+from support.judging import expect_pass, judged, verdict_of
+from support.readings import expect_read
+from support.right_classes import Heads
 
 
 @dataclass
@@ -173,7 +172,6 @@ class OptionalPositions(Heads):
 
 
 @pytest.mark.mostly_slow(4)
-@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("cls", "row"),
     [
@@ -210,7 +208,6 @@ def test_class_conforms_without_rotation(cls: type[nn.Module], row: str) -> None
     expect_read(cls, row, "MSK-1")
 
 
-@pytest.mark.usefixtures("fewest_cases")
 def test_config_that_refuses_valid_sizes_still_refuses_others() -> None:
     expect_read(Rotary, "built as     Rotary(config=config)", "CFG-1")
 
@@ -253,10 +250,7 @@ def test_class_that_restricts_d_model_is_judged_on_heads_that_give_it() -> None:
         "a multiple of 8: with 5, ValueError: d_model is a multiple of 8  [tested]"
         in result.report(400)
     )
-    verdicts = check(
-        result.implementation, "quick", clauses=["SHP-1", "HED", "NUM-1"], dtypes="float32"
-    ).verdicts
-    assert {verdict.status for verdict in verdicts} == {"pass"}, verdicts
+    expect_pass(result, "SHP-1", "HED", "NUM-1")
 
 
 def test_inputs_are_not_listed_as_options() -> None:
@@ -267,22 +261,15 @@ def test_inputs_are_not_listed_as_options() -> None:
 
 
 def test_weights_are_read_from_values_of_claimed_widths() -> None:
-    report = check(
-        infer(InFours).implementation,
-        "quick",
-        clauses=["SMX-1", "SMX-2", "MSK-2"],
-        dtypes="float32",
-    )
+    report = judged(infer(InFours), ["SMX-1", "SMX-2", "MSK-2"])
     assert {verdict.status for verdict in report.verdicts} == {"pass"}
     assert min(verdict.examples for verdict in report.verdicts) >= 15
 
 
 def test_dropout_is_judged_in_as_many_cases_where_widths_are_claimed() -> None:
     claims = replace(complete.claims, sizes=Sizes(head_dim_multiple=4))
-    (every,) = check(complete, "quick", clauses="DRP-2", dtypes="float32").verdicts
-    (verdict,) = check(
-        implementation_of(Complete, claims), "quick", clauses="DRP-2", dtypes="float32"
-    ).verdicts
+    every = verdict_of(complete, "DRP-2")
+    verdict = verdict_of(implementation_of(Complete, claims), "DRP-2")
     assert (
         (verdict.status, verdict.examples)
         == (every.status, every.examples)
@@ -329,7 +316,6 @@ class OfAConfigOfWidths(nn.Module):
         return output
 
 
-@pytest.mark.usefixtures("fewest_cases")
 def test_config_of_widths_may_have_an_indivisible_d_model() -> None:
     expect_read(OfAConfigOfWidths, "sizes        the width of a head  [tested]", "HED-1")
 
@@ -344,6 +330,5 @@ class OfADictionary(OfAConfigOfWidths):
         super().__init__(ConfigOfWidths(config["d_model"], config["n_heads"]))
 
 
-@pytest.mark.usefixtures("fewest_cases")
 def test_dictionary_is_not_a_config_of_another_class() -> None:
     expect_read(OfADictionary, "built as     OfADictionary(config=config)", "CFG-1")

@@ -9,11 +9,11 @@ import pytest
 from torch import Tensor
 from typer.testing import CliRunner
 
-from mha.conformance import check
 from mha.conformance.cli.app import app
 from mha.implementations import from_kernel
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Scores
+from support.judging import expect_conforms, expect_fail
 
 # Its scale has no effect for more than 8 keys, which trial runs do not have.
 KERNEL = """
@@ -54,16 +54,14 @@ def test_scale_is_claimed_as_trial_runs_show(
     assert inference.implementation.claims.scores.scale == scale
     assert (f'Scores(scale="{scale}")' in inference.declaration) == (scale is not None)
     assert ("softmax_scale" in inference.not_covered) == (kernel is ignores)
-    report = check(inference.implementation, "quick", clauses=["HED-1", "SCL-1"], dtypes="float32")
-    assert report.conforms
+    expect_conforms(inference, ["HED-1", "SCL-1"])
 
 
 @pytest.mark.parametrize("kernel", [zero_is_none, ignores])
 def test_scale_that_is_claimed_and_not_followed_fails(kernel: Callable[..., Tensor]) -> None:
     claims = Claims(masks=(), causal=None, returns_weights=False, scores=Scores(scale="any"))
     implementation = from_kernel(kernel, mask=None, claims=claims)
-    (verdict,) = check(implementation, "quick", clauses=["SCL-1"], dtypes="float32").verdicts
-    assert verdict.status == "fail"
+    verdict = expect_fail(implementation, "SCL-1")
     if kernel is ignores:
         assert verdict.diagnosis.startswith(
             "the scores are scaled as usual, so the scale of the call has no effect"

@@ -1,6 +1,4 @@
-"""Sinks: that inference finds them and their dtype, that what is right conforms, and that each has
-its own head.
-"""
+"""Sinks: inference finds them and their dtype, and each head has its own."""
 
 from __future__ import annotations
 
@@ -11,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mha.conformance import check
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Config, Options, Problem, Scores, Weights, gradients, oracle
+from support.judging import expect_conforms, expect_fail
 
 CLAUSES = ["SNK-1", "SNK-2", "EFF-1"]
 
@@ -44,33 +42,23 @@ def of_the_first_head(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = No
     return sunk(q, k, v, None if sinks is None else sinks[:1].expand_as(sinks))
 
 
-@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize(("kernel", "dtype"), [(in_any_dtype, "float32"), (in_the_dtype, "input")])
 def test_sinks_are_found_and_conform(kernel: Callable[..., Tensor], dtype: Any) -> None:
     inference = infer_kernel(kernel)
     assert inference.implementation.claims.scores == Scores(sinks=dtype)
-    report = check(
-        inference.implementation, "quick", clauses=CLAUSES, dtypes=["float32", "bfloat16"]
-    )
-    assert report.conforms, report
+    expect_conforms(inference, CLAUSES, dtypes=["float32", "bfloat16"])
 
 
 def test_sinks_without_an_effect_are_said() -> None:
     inference = infer_kernel(ignored)
     assert "sinks has no effect" in inference.report()
-    (verdict,) = check(
-        inference.implementation, "quick", clauses=["EFF-1"], dtypes="float32"
-    ).verdicts
-    assert verdict.status == "fail"
+    expect_fail(inference, "EFF-1")
 
 
 def test_sink_of_another_head_is_named() -> None:
     inference = infer_kernel(of_the_first_head)
     assert "assumed by its name" in " ".join(inference.report().split())
-    (verdict,) = check(
-        inference.implementation, "quick", clauses=["SNK-1"], dtypes="float32"
-    ).verdicts
-    assert verdict.status == "fail"
+    verdict = expect_fail(inference, "SNK-1")
     assert "the sink of the first head is that of every head" in verdict.diagnosis
 
 
@@ -90,15 +78,13 @@ def without_the_sink(
     return with_the_sink(q, k, v, sinks, has_sink=False)
 
 
-@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize(("kernel", "has_sink"), [(with_the_sink, True), (without_the_sink, False)])
 def test_log_sum_exp_has_the_sink_or_not(kernel: Callable[..., Any], has_sink: bool) -> None:
     inference = infer_kernel(kernel)
     lse = inference.implementation.claims.lse
     assert lse is not None
     assert lse.sink is has_sink
-    report = check(inference.implementation, "quick", clauses=["LSE-1", "SNK-1"], dtypes="float32")
-    assert report.conforms, report
+    expect_conforms(inference, ["LSE-1", "SNK-1"])
 
 
 @pytest.mark.parametrize("masked", [False, True])

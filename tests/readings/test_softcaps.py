@@ -1,6 +1,4 @@
-"""Caps of the scores: that inference reads where they act, that what is right conforms, and what
-overflows fails.
-"""
+"""Caps of the scores: inference reads where they act, and a tangent that overflows fails."""
 
 from __future__ import annotations
 
@@ -11,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mha.conformance import check
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Options, Problem, Scores, Weights, causal_mask, gradients, oracle
 from mha.spec.config import Config
+from support.judging import expect_conforms, expect_fail, judged
 
 CLAUSES = ["CAP-1", "CAP-2", "CAP-3", "EFF-1"]
 
@@ -101,28 +99,22 @@ def overflowing(
     return weighed(scores, v, is_causal)
 
 
-@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize(
     ("kernel", "place"), [(before_mask, "before_bias"), (after_mask, "after_bias")]
 )
 def test_place_of_a_cap_is_found_and_conforms(kernel: Callable[..., Tensor], place: Any) -> None:
     inference = infer_kernel(kernel)
     assert inference.implementation.claims.scores == Scores(softcap=place)
-    report = check(
-        inference.implementation, "quick", clauses=CLAUSES, dtypes=["float32", "bfloat16"]
-    )
-    assert report.conforms, report
+    expect_conforms(inference, CLAUSES, dtypes=["float32", "bfloat16"])
     declared: dict[str, Any] = {}
     exec(inference.declaration, {kernel.__name__: kernel}, declared)
     assert declared["implementation"].claims == inference.implementation.claims
 
 
-@pytest.mark.usefixtures("fewer_cases")
 def test_what_stands_for_no_cap_is_passed_where_0_is_one() -> None:
     inference = infer_kernel(none_for_no_cap)
     assert inference.implementation.claims.scores == Scores(softcap="before_bias")
-    report = check(inference.implementation, "quick", clauses=CLAUSES, dtypes="float32")
-    assert report.conforms, report
+    expect_conforms(inference, CLAUSES)
 
 
 def test_flags_are_no_sinks_and_no_windows() -> None:
@@ -132,17 +124,13 @@ def test_flags_are_no_sinks_and_no_windows() -> None:
 def test_cap_without_an_effect_is_said() -> None:
     inference = infer_kernel(ignored)
     assert "logits_soft_cap has no effect" in inference.report()
-    (verdict,) = check(
-        inference.implementation, "quick", clauses=["EFF-1"], dtypes="float32"
-    ).verdicts
-    assert verdict.status == "fail"
-    assert "softcap=" in verdict.message
+    expect_fail(inference, "EFF-1", "softcap=")
 
 
 def test_tangent_that_overflows_fails() -> None:
     inference = infer_kernel(overflowing)
     assert inference.implementation.claims.scores.softcap == "before_bias"
-    report = check(inference.implementation, "quick", clauses=["CAP-1", "CAP-3"], dtypes="float32")
+    report = judged(inference, ["CAP-1", "CAP-3"])
     failed = [verdict for verdict in report.verdicts if verdict.status == "fail"]
     assert failed
     assert any("not finite" in verdict.message or "nan" in verdict.message for verdict in failed)

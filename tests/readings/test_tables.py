@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from mha.conformance import check
 from mha.implementations.adapters.construction import MAX_LENGTH, SHORT
 from mha.implementations.inference.infer import infer
-from support.plain import Plain, evidence, verdict
+from support.judging import expect_pass, verdict_of
+from support.plain import Plain
+from support.readings import evidence
 
 
 class OfATable(Plain):
@@ -44,7 +46,7 @@ def test_no_call_is_longer_than_the_table_of_a_class(
 ) -> None:
     result = infer(cls)
     assert result.implementation.claims.sizes.max_length == longest
-    assert verdict(result, "NUM-5") == ("pass", True)
+    expect_pass(result, "NUM-5")
 
 
 @pytest.mark.mostly_slow(4)
@@ -84,7 +86,7 @@ def test_explaining_a_failure_needs_no_longer_table() -> None:
     implementation = infer(WithoutScale).implementation
     implementation = replace(implementation, claims=replace(implementation.claims, scale=None))
     OfATable.lengths.clear()
-    (found,) = check(implementation, "quick", clauses=["HED-1"], dtypes=["float32"]).verdicts
+    found = verdict_of(implementation, "HED-1")
     assert (found.status, bool(found.steps), bool(found.arguments)) == ("fail", True, True)
     assert max(OfATable.lengths[2:]) == SHORT
 
@@ -104,4 +106,4 @@ def test_a_window_that_is_widened_has_a_table_as_long() -> None:
     result = infer(WindowWithinTable)
     assert evidence(result)["formula"] == "tested"
     assert f"partial(WindowWithinTable, sliding_window={MAX_LENGTH})" in result.declaration
-    assert verdict(result, "SHP-1") == verdict(result, "NUM-5") == ("pass", True)
+    expect_pass(result, "SHP-1", "NUM-5")

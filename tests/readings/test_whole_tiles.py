@@ -1,6 +1,4 @@
-"""Kernels and classes that take few sizes: whole tiles, as many keys as queries, common widths of
-heads.
-"""
+"""Kernels and classes of few sizes: whole tiles, equal lengths, common widths of heads."""
 
 from __future__ import annotations
 
@@ -13,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mha.conformance import check
 from mha.implementations import ImplementationError
 from mha.implementations.inference import kernels
 from mha.implementations.inference.infer import infer
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Sizes
+from support.judging import expect_fail, expect_pass
 
 
 def of_one_shape(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
@@ -100,7 +98,6 @@ CLAIMED = {
 
 
 @pytest.mark.mostly_slow(3)
-@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("kernel", LINES)
 def test_kernel_is_judged_in_the_sizes_for_which_it_does_not_raise(kernel: Any) -> None:
     result = infer_kernel(kernel)
@@ -110,14 +107,7 @@ def test_kernel_is_judged_in_the_sizes_for_which_it_does_not_raise(kernel: Any) 
         "sizes": Sizes(),
     } | CLAIMED[kernel]
     assert LINES[kernel] in result.report()
-    clauses = ["SHP-1", "HED", "EQV-3", "CAU-1", "GRD-1", "NUM-1"]
-    verdicts = check(result.implementation, "quick", clauses=clauses, dtypes="float32").verdicts
-    assert {verdict.status for verdict in verdicts} <= {"pass", "not_claimed"}, verdicts
-    assert all(
-        verdict.status == "pass"
-        for verdict in verdicts
-        if verdict.clause in ("SHP-1", "HED-1", "GRD-1")
-    )
+    expect_pass(result, "SHP-1", "HED-1", "GRD-1", also=["HED", "EQV-3", "CAU-1", "NUM-1"])
 
 
 def of_whole_tiles_of_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -145,8 +135,7 @@ def test_kernel_that_is_wrong_for_other_sizes_is_judged_in_them(kernel: Any) -> 
         "assumed: it explains the output only for some of the sizes that it takes"
         in result.report(width=200)
     )
-    (verdict,) = check(result.implementation, "quick", clauses=["HED-1"], dtypes="float32").verdicts
-    assert verdict.status == "fail"
+    expect_fail(result, "HED-1")
 
 
 def of_long_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -179,7 +168,7 @@ def test_no_claim_hides_sizes_for_which_it_does_not_raise(kernel: Any, message: 
 
 
 def test_slow_kernel_is_not_tried_with_long_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call of 64 queries on 64 keys takes half a second; one of the few sizes would take minutes."""
+    """A call of 64 queries on 64 keys takes half a second; longer ones would take minutes."""
     elapsed, longest = [0.0], [0]
 
     def slow(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -266,7 +255,6 @@ class OfOneShape(nn.Module):
         return self.o(context)  # type: ignore[no-any-return]  # of nn.Module
 
 
-@pytest.mark.usefixtures("fewest_cases")
 def test_class_of_one_shape_and_common_widths_is_judged_on_them() -> None:
     result = infer(OfOneShape)
     claims = result.implementation.claims
@@ -275,14 +263,10 @@ def test_class_of_one_shape_and_common_widths_is_judged_on_them() -> None:
         "lengths      as many keys as queries: others raise ValueError: one shape  [tested]"
         in result.report()
     )
-    verdicts = check(
-        result.implementation, "quick", clauses=["SHP-1", "HED", "GRD-1", "NUM-1"], dtypes="float32"
-    )
-    assert {verdict.status for verdict in verdicts.verdicts} == {"pass"}
+    expect_pass(result, "SHP-1", "HED", "GRD-1", "NUM-1")
 
 
 @pytest.mark.mostly_slow(1)
-@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     ("constructor", "tile"), [(OfTiles, 64), (partial(OfTiles, block_size=16), 16)]
 )
@@ -296,5 +280,4 @@ def test_class_of_whole_tiles_is_judged_on_them(constructor: Any, tile: int) -> 
     )
     assert f"block_size={tile}" in report
     clauses = ["SHP-1", "HED-1", "CAU-1", "GRD-1"]
-    verdicts = check(result.implementation, "quick", clauses=clauses, dtypes="float32").verdicts
-    assert {verdict.status for verdict in verdicts} == {"pass"}
+    expect_pass(result, *clauses)

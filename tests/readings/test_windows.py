@@ -1,6 +1,4 @@
-"""Windows: how an argument counts, that inference reads it, and that one that is read otherwise
-fails.
-"""
+"""Windows: how an argument counts, and what is read otherwise fails."""
 
 from __future__ import annotations
 
@@ -11,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mha.conformance import check
 from mha.implementations import from_kernel
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Scores, Window, causal_mask, window_mask
 from mha.spec.scores import Bounds, WindowForm
+from support.judging import expect_conforms, expect_fail, judged
 
 ALL: tuple[Bounds, ...] = ((0, 0), (2, 1), (None, 1), (3, None), (None, None))
 
@@ -165,17 +163,13 @@ def test_a_window_needs_an_alignment() -> None:
     )
 
 
-@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize("kernel", READINGS, ids=lambda kernel: kernel.__name__)
 def test_window_is_found_and_conforms(kernel: Callable[..., Tensor]) -> None:
     scores, text = READINGS[kernel]
     inference = infer_kernel(kernel)
     assert inference.implementation.claims.scores == scores
     assert text in " ".join(inference.report().split())
-    report = check(
-        inference.implementation, "quick", clauses=["WIN-1", "WIN-2", "EFF-1"], dtypes="float32"
-    )
-    assert report.conforms, report
+    expect_conforms(inference, ["WIN-1", "WIN-2", "EFF-1"])
     declared: dict[str, Any] = {}
     exec(inference.declaration, {kernel.__name__: kernel}, declared)
     assert declared["implementation"].claims == inference.implementation.claims
@@ -189,14 +183,10 @@ def with_causal_alone(
     return flash(q, k, v, causal, window_size)
 
 
-@pytest.mark.usefixtures("fewer_cases")
 def test_window_may_be_refused_without_the_causal_flag() -> None:
     inference = infer_kernel(with_causal_alone)
     assert inference.implementation.claims.scores == Scores(window=Window("left_right"))
-    report = check(
-        inference.implementation, "quick", clauses=["WIN-1", "WIN-2", "EFF-1"], dtypes="float32"
-    )
-    assert report.conforms, report
+    expect_conforms(inference, ["WIN-1", "WIN-2", "EFF-1"])
 
 
 def test_window_of_another_edge_fails_as_declared() -> None:
@@ -205,15 +195,14 @@ def test_window_of_another_edge_fails_as_declared() -> None:
     inference = infer_kernel(exclusive)
     assert inference.implementation.claims.scores == claims.scores
     assert "assumed by its name" in " ".join(inference.report().split())
-    (verdict,) = check(declared, "quick", clauses=["WIN-1"], dtypes="float32").verdicts
-    assert verdict.status == "fail"
+    verdict = expect_fail(declared, "WIN-1")
     assert "the window has one key too few" in (verdict.diagnosis or "")
 
 
 def test_window_without_an_effect_is_said() -> None:
     inference = infer_kernel(ignoring)
     assert "window_size has no effect" in inference.report()
-    report = check(inference.implementation, "quick", clauses=["EFF-1"], dtypes="float32")
+    report = judged(inference, ["EFF-1"])
     (verdict,) = report.verdicts
     assert verdict.status == "fail"
     assert "window=" in verdict.message

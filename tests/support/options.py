@@ -6,13 +6,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mha.implementations.inference.infer import Inference
-
-
-def findings(result: Inference) -> dict[str, str]:
-    """Return the rows of the report by topic."""
-    return {row.topic: row.finding for row in result.rows}
-
 
 class Plain(nn.Module):
     """Self-attention with an option of each kind, for classes that change one."""

@@ -1,33 +1,8 @@
-"""A right class of self-attention whose steps other tests change, and how they look at what is
-inferred of it.
-"""
+"""A right class of self-attention whose steps other tests change."""
 
 from __future__ import annotations
 
-import pytest
 from torch import Tensor, nn
-
-from mha.conformance import check
-from mha.implementations import ImplementationError
-from mha.implementations.inference.infer import Inference, infer
-
-
-def evidence(result: Inference) -> dict[str, str]:
-    """Return how each row of the report was found."""
-    return {row.topic: row.evidence for row in result.rows}
-
-
-def refusal_of(cls: type[nn.Module]) -> str:
-    """Return the message with which inference refuses a class, which is one line."""
-    with pytest.raises(ImplementationError) as raised:
-        infer(cls)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
-
-
-def verdict(result: Inference, clause: str) -> tuple[str, bool]:
-    (found,) = check(result.implementation, "quick", clauses=[clause], dtypes=["float32"]).verdicts
-    return found.status, found.conforms
 
 
 class Plain(nn.Module):

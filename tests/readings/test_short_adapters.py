@@ -1,6 +1,4 @@
-"""Conventions of other packages fit an adapter of a few lines: `call`, partial classes, arrays
-outside torch.
-"""
+"""Conventions of other packages fit an adapter of a few lines: `call`, partials, other arrays."""
 
 from __future__ import annotations
 
@@ -16,10 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mha.conformance import check
-from mha.implementations import ImplementationError, from_kernel, from_module, resolve
-from mha.implementations.inference.infer import infer
+from mha.implementations import from_kernel, from_module, resolve
 from mha.spec import Claims, Implementation, Output, causal_mask, join_causal
+from support.judging import RIGHT, expect_pass, judged
 
 SEPARATE = {f"w_{role}": role for role in "qkvo"}
 CLAUSES = ("CFG-1", "SHP-1", "SMX-1", "MSK-1", "MSK-2", "CAU-1", "PTH-1", "HED-1", "NUM-1", "GRD-1")
@@ -79,7 +76,7 @@ def call_stores_weights(
 
 
 class TwoMasks(Base):
-    """Takes padding (B, S), True = masked, and separately a mask (B * H, L, S), True = may attend."""
+    """Takes padding (B, S), True = masked, and a mask (B * H, L, S), True = may attend."""
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, padding: Tensor
@@ -178,14 +175,9 @@ ADAPTERS: dict[str, Callable[[], Implementation]] = {
 }
 
 
-@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("convention", ADAPTERS)
 def test_convention_is_judged(convention: str) -> None:
-    report = check(ADAPTERS[convention](), "quick", clauses=CLAUSES, dtypes=["float32"])
-    assert report.conforms, [
-        (v.clause, v.status, v.message) for v in report.verdicts if not v.conforms
-    ]
-    assert sum(verdict.status == "pass" for verdict in report.verdicts) >= 4
+    expect_pass(ADAPTERS[convention](), "SHP-1", "NUM-1", "HED-1", also=CLAUSES)
 
 
 @pytest.mark.parametrize("call", [call_stores_weights, call_two_masks, call_positional])
@@ -227,11 +219,8 @@ class Wrapped(nn.Module):
         return self.inner(query, key, value, attn_mask=attn_mask, average_attn_weights=False)
 
 
-@pytest.mark.usefixtures("fewest_cases")
 def test_masks_of_heads_beside_items_conform() -> None:
-    """The causal mask, which is joined to the mask, and masks that all heads share have to be given
-    to each head.
-    """
+    """A causal mask that is joined, and one that heads share, must be given to each head."""
     wrapped = from_module(
         Wrapped,
         parameters={
@@ -243,121 +232,6 @@ def test_masks_of_heads_beside_items_conform() -> None:
         mask_shape="(b h) l s",
         claims=Claims(empty_row="error"),
     )
-    report = check(wrapped, "quick", dtypes=["float32"])
-    assert report.conforms, [
-        (v.clause, v.status, v.message) for v in report.verdicts if not v.conforms
-    ]
-    assert sum(verdict.status == "pass" for verdict in report.verdicts) >= 60
-
-
-class OfImage(Base):
-    """As in PVT and SegFormer: what follows the input is the height and the width of an image."""
-
-    def forward(self, x: Tensor, H: int, W: int) -> Tensor:
-        assert x.shape[1] == H * W
-        return self.attend(x, x, x, None)[0]
-
-
-class Pointwise(nn.Conv2d):
-    """A package's own convolution of single pixels."""
-
-    def __init__(self, width: int, outputs: int, bias: bool = True) -> None:
-        super().__init__(width, outputs, 1, bias=bias)
-
-
-class OfPixels(nn.Module):
-    """As in diffusion models: images (B, C, H, W), and convolutions of single pixels."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        if heads <= 0 or dim <= 0 or dim % heads:
-            raise ValueError(f"dim ({dim}) must be a positive multiple of heads ({heads})")
-        self.heads = heads
-        self.to_qkv, self.to_out = Pointwise(dim, 3 * dim, bias=False), Pointwise(dim, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.to_qkv(x).flatten(2).unflatten(1, (3, self.heads, -1)).unbind(1)
-        weights = (q.mT @ k / math.sqrt(q.shape[2])).softmax(-1)
-        return self.to_out((v @ weights.mT).reshape(x.shape))  # type: ignore[no-any-return]  # of nn.Module
-
-
-class FixedDropout(Base):
-    """Its dropout layer is not set by the constructor."""
-
-    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
-        super().__init__(d_model, n_heads, bias)
-        self.drop = nn.Dropout(0.1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.drop(self.attend(x, x, x, None)[0])  # type: ignore[no-any-return]  # of nn.Module
-
-
-class RanksDiffer(Base):
-    """A mask of three dimensions is (B, L, S), and not (H, L, S)."""
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        allowed = mask.unsqueeze(1) if mask is not None and mask.ndim == 3 else mask
-        return self.attend(x, x, x, allowed)[0]
-
-
-class NeedsItsMask(Base):
-    """As in ParlAI: a mask (B, S) that may be None by its default, but not in a call."""
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
-    ) -> Tensor:
-        assert mask is not None
-        return self.attend(query, key, value, mask[:, None, None])[0]
-
-
-@pytest.mark.usefixtures("fewest_cases")
-@pytest.mark.parametrize(
-    ("cls", "row"),
-    [
-        (OfImage, "given H=L, W=1 by name"),
-        (OfPixels, "inputs one, as self-attention, of shape (b, d, l, 1) tested"),
-        (FixedDropout, "dropout layers of a fixed probability, which is set to 0 tested"),
-        (
-            RanksDiffer,
-            (
-                "mask mask: True = may attend, of 1, 2 or 4 dimensions, broadcastable to (b, h, l,"
-                " s) tested"
-            ),
-        ),
-        (
-            NeedsItsMask,
-            "mask mask: True = may attend, of shape 'b s', required in each call tested",
-        ),
-    ],
-)
-def test_class_conforms_as_it_is_read(cls: type[nn.Module], row: str) -> None:
-    result = infer(cls)
-    assert row in [f"{each.topic} {each.finding} {each.evidence}" for each in result.rows]
-    clauses = [
-        *CLAUSES,
-        "MSK-12",
-        "STA-6",
-        *([] if cls is OfPixels else ["SHP-5"]),
-    ]  # convolutions refuse L = 0
-    report = check(result.implementation, "quick", clauses=clauses, dtypes=["float32"])
-    assert not {
-        verdict.clause
-        for verdict in report.verdicts
-        if verdict.status not in ("pass", "not_claimed")
-    }
-
-
-class SharedByHeads(RanksDiffer):
-    """As in a popular tutorial: one projection of the width of a head, for all heads."""
-
-    def __init__(self, d_model: int, n_heads: int) -> None:
-        super().__init__(d_model, n_heads)
-        width = d_model // n_heads
-        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
-
-
-def test_projection_that_heads_share_is_no_lack_of_key_heads() -> None:
-    with pytest.raises(
-        ImplementationError, match="so all heads share one small projection; project all of d_model"
-    ):
-        infer(SharedByHeads)
+    report = judged(wrapped, [], RIGHT)
+    assert [verdict for verdict in report.verdicts if not verdict.conforms] == []
+    assert [verdict.status for verdict in report.verdicts].count("pass") >= 60
