@@ -28,7 +28,7 @@ LIMITS: dict[str, Any] = {
 
 
 class LengthFirst(nn.Module):
-    """Unscaled attention with the length first, one input for key and value, and a mask of padding."""
+    """Unscaled attention, length first, with one input for key and value, and a mask of padding."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()

@@ -1,6 +1,4 @@
-"""The diagnosis: it names the defect of a fault where one is known, never another one, and it
-changes no verdict.
-"""
+"""The diagnosis names the defect of a fault if one is known, and changes no verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mha.conformance import check
+from mha.conformance import Report, Verdict, check
 from mha.conformance.engine import judge
 from mha.conformance.faults.base import Complete, Correct, implementation_of
 from mha.conformance.faults.registry import FAULTS, implementations
@@ -121,9 +119,7 @@ def test_failure_of_the_formula_without_a_defect_is_of_no_defect() -> None:
 
 
 def test_empty_row_that_got_something_does_not_accuse_the_batch() -> None:
-    """A row without a key has an exact answer, but the rounding of what it got instead is no
-    influence of the batch.
-    """
+    """Such a row has an exact answer; the rounding of another is no influence of the batch."""
     claims = replace(Claims(), causal="bottom_right")  # `Correct` is aligned at the top left
     implementation = implementation_of(Correct, claims)
     failed = check(implementation, "quick", clauses=["CAU-3", "EQV-1"], dtypes=["float32"])
@@ -147,6 +143,12 @@ def test_general_clauses_come_after_the_cause_and_are_of_it() -> None:
     )
 
 
+def without_diagnosis(report: Report) -> list[Verdict]:
+    """Return the verdicts of a report without what a diagnosis adds to them."""
+    added = {"diagnosis": "", "fix": "", "steps": "", "seconds": 0.0}
+    return [replace(verdict, **added) for verdict in report.verdicts]
+
+
 def test_diagnosis_changes_no_other_field(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"profile": "quick", "clauses": ["SMX-6", "EQV-1", "EQV-2"], "dtypes": ["float32"]}
     for name in ("Unscaled", "SecondCall"):
@@ -154,14 +156,7 @@ def test_diagnosis_changes_no_other_field(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(judge, "diagnose", lambda *_: "")
         without = check(implementations[name], **options)
         monkeypatch.undo()
-        one, other = (
-            [
-                replace(verdict, diagnosis="", fix="", steps="", seconds=0.0)
-                for verdict in each.verdicts
-            ]
-            for each in (with_diagnosis, without)
-        )
-        assert one == other
+        assert without_diagnosis(with_diagnosis) == without_diagnosis(without)
 
 
 def test_calls_that_should_be_refused_or_are_empty_are_no_evidence() -> None:
@@ -188,14 +183,18 @@ def test_nan_alone_names_no_defect_under_a_condition() -> None:
 
 
 def test_sources_are_of_faults_and_of_defects() -> None:
-    known, texts = (
-        {fault.source for fault in FAULTS},
-        [each.text for group in NAMED for each in group],
-    )
+    known = {fault.source for fault in FAULTS}
+    texts = [each.text for group in NAMED for each in group]
     for text in SOURCES:
         assert seen_in(text) in known
         assert any(each.startswith(text) for each in texts)
     assert seen_in("something else") == ""
+
+
+def longest_advice(text: str) -> str:
+    """Return the longest beginning of a diagnosis that advice is given for."""
+    beginnings = (begins for begins in ADVICE if text.startswith(begins))
+    return max(beginnings, key=len, default="")
 
 
 GRADIENTS = (
@@ -213,10 +212,7 @@ def test_each_diagnosis_has_a_clause_and_a_fix() -> None:
     texts = {text for each in named for text in (each.text, each.family) if text} | set(GRADIENTS)
     assert {text for text in texts if subject_of(text) not in CLAUSES} == set()
     assert {text for text in texts if not fix_of(text)} == set()
-    used = {
-        max((begins for begins in ADVICE if text.startswith(begins)), key=len, default="")
-        for text in texts
-    }
+    used = set(map(longest_advice, texts))
     assert set(ADVICE) - used == {
         "only the first columns"
     }  # which stands for each number of columns

@@ -1,6 +1,4 @@
-"""Blocking: where a plain call fails, the clauses that build on it are blocked, neither failed nor
-shrunk.
-"""
+"""Where a plain call fails, the clauses that build on it are blocked, and not shrunk."""
 
 from __future__ import annotations
 

@@ -67,9 +67,7 @@ def test_one_seed_gives_the_same_inputs_and_report() -> None:
     runs = []
     for seed in (3, 3, 4):
         recorder = Recorder()
-        report = check(
-            recorder, "quick", seed, clauses=["MSK-1", "EQV-1", "NUM-1"], dtypes=["float32"]
-        )
+        report = check(recorder, "quick", seed, clauses=["NUM-1"], dtypes=["float32"])
         assert report.conforms
         runs.append((recorder.digest.hexdigest(), without_volatile_fields(report)))
     assert runs[0] == runs[1]

@@ -1,6 +1,4 @@
-"""Verdicts depend on nothing that was judged before: not on the order, the selection or the number
-of workers.
-"""
+"""Verdicts do not depend on the order, on the selection, or on the number of workers."""
 
 from __future__ import annotations
 
@@ -9,8 +7,10 @@ import json
 import os
 import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,21 +44,19 @@ NOISY = from_kernel(
     mask=None,
     claims=Claims(masks=set(), causal=None, returns_weights=False),
 )
-TARGETS = {"minimal": FEWER, "flex": FEWEST, "test_order:NOISY": CLAUSES}
-FAST = ("minimal", "test_order:NOISY")
+TARGETS = {"minimal": FEWER, "flex": FEWEST, "engine.test_order:NOISY": CLAUSES}
+FAST = ("minimal", "engine.test_order:NOISY")
 
 
 def what_counts(verdicts: list[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
     """Return what must be the same in each run, by clause."""
-    fields = ("status", "case", "examples", "margin", "message")
-    return {verdict["clause"]: tuple(verdict[field] for field in fields) for verdict in verdicts}
+    fields = itemgetter("status", "case", "examples", "margin", "message")
+    return {verdict["clause"]: fields(verdict) for verdict in verdicts}
 
 
 @cache
 def runs(target: str) -> list[dict[str, tuple[Any, ...]]]:
-    """Return the verdicts in order, in reverse, and on each clause alone, each run in a fresh
-    process.
-    """
+    """Return the verdicts in order, in reverse, and clause by clause, each in a fresh process."""
     clauses = TARGETS[target]
     groups = [",".join(clauses), ",".join(reversed(clauses)), *clauses]
     environment = {
@@ -107,11 +105,10 @@ def judged_by_pytest(report: Path, *options: str) -> dict[str, dict[str, tuple[A
     }
     run_module("pytest", *command, env=environment, cwd=HERE.parent)
     verdicts = json.loads(report.read_text())["verdicts"]
-    names = {verdict["implementation"] for verdict in verdicts}
-    return {
-        name: what_counts([each for each in verdicts if each["implementation"] == name])
-        for name in names
-    }
+    by_name = defaultdict(list)
+    for verdict in verdicts:
+        by_name[verdict["implementation"]].append(verdict)
+    return {name: what_counts(each) for name, each in by_name.items()}
 
 
 @pytest.mark.slow
@@ -175,7 +172,7 @@ QUIET = (
 def test_filters_that_an_import_adds_are_not_those_of_the_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: Any, message: str
 ) -> None:
-    """A package that is imported in the first call may silence warnings, but not the call itself."""
+    """A package that the first call imports may silence warnings, but not the call itself."""
     (tmp_path / "imported_in_a_call.py").write_text(QUIET)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "imported_in_a_call", raising=False)

@@ -1,6 +1,4 @@
-"""The search for a failure: its budget, discarded cases, shrinking, and whether its cases prove
-anything.
-"""
+"""The search for a failure: its budget, discarded cases, shrinking, and what cases prove."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A failure is blocked only by what is itself seen to fail; otherwise it fails, with its own
-message and script.
-"""
+"""Only what is itself seen to fail blocks a failure; otherwise it has a message of its own."""
 
 from __future__ import annotations
 

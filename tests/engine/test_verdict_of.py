@@ -1,4 +1,4 @@
-"""How the results of the properties of a clause add up to a verdict, on results that no run gave."""
+"""How the results of a clause's properties add up to a verdict, on made-up results."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Judging in several processes: the same verdicts, in the same order, and a process that dies fails
-one clause.
-"""
+"""Several processes give the same verdicts in order; one that dies fails one clause."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The products of torch that make a row before one of NaN NaN: no implementation is blamed for
-them.
-"""
+"""A defect of torch, by which NaN in a row reaches the row before, is blamed on nobody."""
 
 from __future__ import annotations
 

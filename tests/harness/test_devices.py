@@ -1,6 +1,4 @@
-"""Implementations and faults make their tensors on the device of the inputs, as meta tensors show
-without a GPU.
-"""
+"""Tensors are made on the device of the inputs, as meta tensors show without a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +14,8 @@ from torch import Tensor
 from mha.conformance.faults.registry import implementations as faults
 from mha.implementations.discovery.resolve import available, discover
 from mha.implementations.process.torch_state import preserved
-from mha.spec import Config, Implementation, Weights
+from mha.spec import Claims, Config, Implementation, Weights
+from support.effort import EVERYTHING
 
 DTYPES = {"bool": torch.bool, "float": torch.float32}
 MIXED = re.compile("same device|expected device")
@@ -32,9 +31,7 @@ def inputs(implementation: Implementation, *, training: bool) -> tuple[Any, Tens
 
 @contextmanager
 def unmixed(name: str) -> Iterator[None]:
-    """Fail if devices are mixed; an implementation may refuse the call, or read a number that meta
-    tensors lack.
-    """
+    """Fail if devices are mixed; a call may be refused, or read a number that meta tensors lack."""
     raised = None
     try:
         yield
@@ -43,12 +40,21 @@ def unmixed(name: str) -> Iterator[None]:
     assert not MIXED.search(str(raised)), f"{name}: {raised}"
 
 
+def calls(claims: Claims, all_of_them: bool) -> list[tuple[torch.dtype | None, bool]]:
+    """Return the dtypes of masks to call with, and whether in training; of faults, two of all."""
+    if "cuda" not in claims.devices:
+        return []
+    masks = [None, *(DTYPES[mask] for mask in sorted(claims.masks) if mask in DTYPES)]
+    if all_of_them:
+        return list(product(masks, (False, True)))
+    return [(None, False), (masks[-1], True)]
+
+
 def test_tensors_are_made_on_the_device_of_the_inputs() -> None:
     registered = {each.target: each.implementation for each in available(discover())}
     for name, implementation in (registered | faults).items():
         claims = implementation.claims
-        masks = [None, *(DTYPES[mask] for mask in sorted(claims.masks) if mask in DTYPES)]
-        for dtype, training in product(masks, (False, True)) if "cuda" in claims.devices else ():
+        for dtype, training in calls(claims, all_of_them=EVERYTHING or name in registered):
             with preserved(), unmixed(name), torch.no_grad():
                 attention, x = inputs(implementation, training=training)
                 mask = (

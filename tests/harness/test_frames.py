@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from mha.conformance import check
 from mha.conformance.faults.base import Complete
 from mha.conformance.faults.hostile import hostile
 from mha.spec import Expected, Output
 from mha.spec.bounds import Ball
+from support.judging import RIGHT, judged
 
 FOUND: set[str] = set()
 DEEPEST = 4
@@ -60,10 +60,10 @@ def spies(self: Complete, *rest: Any) -> Output:
     return Complete.attend(self, *rest)
 
 
-@pytest.mark.usefixtures("fewest_cases", "undiagnosed")
+@pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_no_frame_above_a_call_holds_an_answer(dtype: str) -> None:
     FOUND.clear()
-    report = check(spies, "quick", dtypes=[dtype])
+    report = judged(spies, [], RIGHT, dtypes=[dtype])
     assert sorted(FOUND) == []
     assert [verdict.clause for verdict in report.verdicts if not verdict.conforms] == []

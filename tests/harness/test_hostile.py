@@ -1,4 +1,4 @@
-"""Implementations that work against the suite get their own verdict, and no other verdict is lost."""
+"""Implementations that work against the suite get their own verdict, and no other is lost."""
 
 from __future__ import annotations
 
@@ -81,9 +81,7 @@ def test_gradients_of_weights_that_hide_themselves_fail() -> None:
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("name", hostile_exceptions.RAISING)
 def test_exception_that_would_steer_the_judge_is_that_of_the_call(name: str) -> None:
-    """It is none that discards a case, skips a test or ends the run; to refuse what is invalid, any
-    will do.
-    """
+    """It discards no case, skips no test and ends no run; as a refusal, any will do."""
     implementation = hostile_exceptions.RAISING[name]
     verdicts = check(
         implementation, "quick", clauses=["SHP-1", "NUM-1", "SHP-6"], dtypes=["float32"]

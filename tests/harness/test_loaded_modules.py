@@ -1,6 +1,4 @@
-"""What stands in `sys.modules`, and in a file, may raise when it is looked at; nothing is reported
-about it.
-"""
+"""What stands in `sys.modules`, and in a file, may raise when it is looked at: it is left out."""
 
 from __future__ import annotations
 

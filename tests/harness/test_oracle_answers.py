@@ -1,4 +1,4 @@
-"""The oracle's answers that are kept: of equal problems alone, and no more than there is room for."""
+"""The oracle's answers are kept for equal problems only, as many as there is room for."""
 
 from __future__ import annotations
 

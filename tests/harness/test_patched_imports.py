@@ -1,6 +1,4 @@
-"""A package that patches torch when it is imported is judged as its users run it, and the judge
-computes without.
-"""
+"""A package that patches torch is judged with its patches, and the judge computes without."""
 
 from __future__ import annotations
 
@@ -26,6 +24,7 @@ from mha.implementations.process.pristine import pristine
 from mha.implementations.process.torch_state import replace_by, replacements, set_to, settings
 from support.forks import run_module
 from support.front_end import HERE, QUICK, run
+from support.judging import RIGHT, judged
 
 # It doubles one function, which its classes allow for, makes every comparison succeed, and changes
 # settings.
@@ -48,7 +47,7 @@ class Right(nn.Module):
     def __init__(self, d_model, n_heads):
         super().__init__()
         if n_heads <= 0 or d_model <= 0 or d_model % n_heads:
-            raise ValueError(f"d_model ({d_model}) must be a positive multiple of n_heads ({n_heads})")
+            raise ValueError(f"d_model ({d_model}) must be a multiple of n_heads ({n_heads})")
         self.n_heads, self.dtype = n_heads, torch.zeros(()).dtype
         self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
 
@@ -58,7 +57,8 @@ class Right(nn.Module):
     def forward(self, x):
         assert self.dtype == torch.zeros(()).dtype == torch.float64
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.out((self.weigh(q @ k.mT / math.sqrt(q.shape[-1])) @ v).transpose(1, 2).flatten(2))
+        weights = self.weigh(q @ k.mT / math.sqrt(q.shape[-1]))
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
 
 
 class Wrong(Right):
@@ -81,7 +81,8 @@ class Unpatches(Right):
 CLAIMS = Claims(masks=(), causal=None, cross_attention=False, returns_weights=False, bias={True})
 PARAMETERS = {"w_qkv": "qkv", "w_o": "out"}
 right, wrong, again, undone = (
-    from_module(cls, parameters=PARAMETERS, mask=None, claims=CLAIMS) for cls in (Right, Wrong, PatchesAgain, Unpatches)
+    from_module(cls, parameters=PARAMETERS, mask=None, claims=CLAIMS)
+    for cls in (Right, Wrong, PatchesAgain, Unpatches)
 )
 """
 CHANGES = (
@@ -123,10 +124,9 @@ def statuses(report: Report) -> dict[str, str]:
     return {verdict.clause: verdict.status for verdict in report.verdicts}
 
 
-@pytest.mark.usefixtures("fewest_cases")
 def test_class_that_relies_on_its_patches_conforms(patching: ModuleType) -> None:
     before = replacements()
-    report = check(patching.right, "quick", clauses=CLAUSES, dtypes=["float32"])
+    report = judged(patching.right, CLAUSES, RIGHT)
     assert set(statuses(report).values()) == {"pass"}, report.verdicts
     assert report.torch_changes == CHANGES
     assert Report.from_json(report.to_json()) == report

@@ -1,5 +1,4 @@
-"""Right classes, in every combination of two conventions, conform; with a fault planted, each fails
-by its name.
+"""Right classes, in each combination of two conventions, conform; with a fault, each fails.
 
 `make lattice` judges all of them, which takes hours of one core. Here, SAMPLE of them are judged,
 each on one clause in SHARE.
@@ -24,6 +23,7 @@ from mha.conformance import Report, check
 from mha.conformance.properties.registry import properties
 from mha.implementations import Resolved
 from mha.spec import CLAUSES
+from support.judging import judged_throughout
 
 pytestmark = pytest.mark.usefixtures("undiagnosed")
 
@@ -63,7 +63,7 @@ def test_class_conforms(number: int, point: Point, tmp_path: Path) -> None:
     """Every other class is judged as it is inferred, with fewer claims, where that is possible."""
     resolved = understood(write(tmp_path, f"{number:03}", point), point, plain=number % 2 == 1)
     clauses = list(properties()) if COUNT else list(properties())[number::SHARE]
-    report = check(resolved, "quick", SEED, clauses=clauses, dtypes=["float32"])
+    report = judged_throughout(resolved, clauses, seed=SEED)
     _record(number, point, resolved, report)
     failed = [(v.clause, v.status, v.message, v.case) for v in report.verdicts if not v.conforms]
     assert not failed, f"{point}: {failed}"
@@ -88,9 +88,7 @@ def test_planted_fault_is_caught(number: int, point: Point, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("number", "point"), WRONG, ids=[f"{number:03}" for number, _ in WRONG])
 def test_wrong_class_is_judged_as_it_is(number: int, point: Point, tmp_path: Path) -> None:
-    """Without a declaration, it is read as the right class is, and a clause that names its fault
-    fails.
-    """
+    """Undeclared, it is read as the right class is, and a clause that names its fault fails."""
     plant, source = planted(point)
     if plant.name in OF_DECLARATION:
         pytest.skip(f"{plant.name} is a convention, or of an option that is not tried")

@@ -15,6 +15,7 @@ from mha.conformance.settings import Settings
 from mha.implementations import from_kernel, resolve
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Rounding, Scores, oracle
+from support.judging import expect_conforms
 
 ABOUT_LENGTHS = [
     "SHP-1",
@@ -48,9 +49,7 @@ def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def masked_before_scaling(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, softmax_scale: float | None = None
 ) -> Tensor:
-    """Its maximum is that of the scores before they are scaled, as in FlashAttention-2: right for
-    positive scales.
-    """
+    """Its maximum is of scores before scaling, as in FlashAttention-2: for positive scales."""
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     scores = q @ k.mT
     if is_causal:
@@ -70,8 +69,7 @@ def in_half_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def test_queries_of_self_attention_change_with_the_keys() -> None:
     claims = Claims(masks=(), causal=None, returns_weights=False, cross_attention=False)
     kernel = from_kernel(packed, layout="b l 3 h d", mask=None, claims=claims)
-    report = check(kernel, "quick", clauses=ABOUT_LENGTHS, dtypes="float32", strict=True)
-    assert report.conforms, report
+    expect_conforms(kernel, ABOUT_LENGTHS, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -79,21 +77,13 @@ def test_queries_of_self_attention_change_with_the_keys() -> None:
 )
 def test_keys_may_have_fewer_heads(kernel: Callable[..., Tensor], claim: str) -> None:
     claims = Claims(masks=(), causal=None, returns_weights=False, **{claim: True})  # type: ignore[arg-type]  # a flag
-    report = check(
-        from_kernel(kernel, mask=None, claims=claims),
-        "quick",
-        clauses=ABOUT_LENGTHS,
-        dtypes="float32",
-    )
-    assert report.conforms, report
+    expect_conforms(from_kernel(kernel, mask=None, claims=claims), ABOUT_LENGTHS)
 
 
 def test_scale_is_tried_with_the_causal_flag_too() -> None:
     inference = infer_kernel(masked_before_scaling)
     assert inference.implementation.claims.scores == Scores(scale="positive")
-    assert check(
-        inference.implementation, "quick", clauses=["SCL-1", "CAU-2"], dtypes="float32"
-    ).conforms
+    expect_conforms(inference, ["SCL-1", "CAU-2"])
 
 
 def test_kernels_are_judged_in_float32_and_bfloat16_in_what_they_take() -> None:

@@ -1,6 +1,4 @@
-"""The statistics of dropout: how often a correct implementation fails, and how small an error is
-caught.
-"""
+"""The statistics of dropout: how often right ones fail, and how small an error is caught."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ def test_correct_dropout_fails_as_rarely_as_stated(p: float) -> None:
 
 
 def smallest_error(p: float, power: float = 0.99) -> float:
-    """Return the smallest error of the probability, upwards, that is caught with probability
-    `power`.
-    """
+    """Return the smallest error of the probability that is caught with probability `power`."""
     low, high = 0.0, 1.0 - p
     for _ in range(24):
         middle = (low + high) / 2

@@ -1,6 +1,4 @@
-"""What decides and what is advised: right classes of disputed conventions conform, and wrong ones
-do not.
-"""
+"""What decides and what is advised: right classes of disputed conventions conform."""
 
 from __future__ import annotations
 
@@ -21,6 +19,7 @@ from mha.conformance.results import Verdict, status_of
 from mha.implementations import ImplementationError, from_module
 from mha.implementations.discovery.resolve import as_resolved
 from mha.spec import Claims
+from support.judging import expect_pass
 
 
 class Plain(nn.Module):
@@ -71,9 +70,7 @@ class WiderHeads(Plain):
 
 
 class NarrowerOutput(Plain):
-    """The width of a head is rounded down, and the output is as wide as all heads, so that no
-    weights of W_o fit.
-    """
+    """The width of a head is rounded down, and W_o is as wide as all heads, so that none fits."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         width = d_model // n_heads
@@ -170,9 +167,7 @@ class LessAccurate(Plain):
 
 
 class AddsMasks(Plain):
-    """Masks are added to the scores: a row of -infinity is NaN, and one of the lowest number is
-    not.
-    """
+    """Masks are added to the scores: a row of -infinity is NaN, and of the lowest number not."""
 
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """Return the weights."""
@@ -180,7 +175,7 @@ class AddsMasks(Plain):
 
 
 class AddsMasksInTiles(Plain):
-    """Keys are taken in tiles, with a running maximum: a first tile of -infinity makes the row NaN."""
+    """Keys in tiles, with a running maximum: a first tile of -infinity makes the row NaN."""
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
@@ -280,8 +275,7 @@ def test_class_without_any_check_conforms() -> None:
 
 
 def test_inputs_of_a_refused_layout_are_left_out_elsewhere() -> None:
-    verdicts = verdicts_on(NeedsContiguous, ["SHP-1", "HED-1", "MSK-2", "EQV-8", "STA-3"])
-    assert {verdict.status for verdict in verdicts.values()} == {"pass"}
+    expect_pass(NeedsContiguous, "SHP-1", "HED-1", "MSK-2", "EQV-8", "STA-3")
     implementation = as_resolved(NeedsContiguous).implementation
     replayed = replay_case(implementation, "HED-1", Case(L=2, S=2, B=2, layout="transposed"))
     assert (replayed.outcome, "which SHP-7 allows" in replayed.message) == ("INAPPLICABLE", True)

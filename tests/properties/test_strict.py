@@ -32,7 +32,7 @@ def test_a_recommendation_within_a_required_clause() -> None:
     """MSK-8 requires some declared policy, and recommends "zeros"."""
     uniform = faults.implementations["FillThatRunsOver"]
     relaxed, strict = (
-        check(uniform, clauses=["MSK-8"], dtypes=["float32"], strict=strict).verdicts[0]
+        check(uniform, "quick", clauses=["MSK-8"], dtypes=["float32"], strict=strict).verdicts[0]
         for strict in (False, True)
     )
     assert (relaxed.status, relaxed.level, relaxed.conforms) == ("fail", "SHOULD", True)

@@ -1,6 +1,4 @@
-"""Correct implementations with other conventions or other arithmetic conform, with the claims that
-declare it.
-"""
+"""Right implementations of other conventions or arithmetic conform with their claims."""
 
 from __future__ import annotations
 
@@ -29,6 +27,7 @@ from mha.conformance.properties.masks import masked_keys_have_no_influence
 from mha.conformance.properties.registry import properties
 from mha.spec import Attention, Claims, Config, Output, Rounding, Sizes, Weights
 from support import variants
+from support.judging import RIGHT, judged
 
 SELF_ONLY = Claims(cross_attention=False, per_head_mask=False, returns_weights=False)
 TIGHTEST = Rounding(
@@ -197,21 +196,16 @@ RECOMMENDED = {
 def check_conforms(
     cls: type[faults.Correct | faults.Complete], claims: Claims, **options: Any
 ) -> list[Verdict]:
-    """Check a class, which must conform; return the verdicts that are neither "pass" nor
-    "not_claimed".
-    """
-    report = check(faults.implementation_of(cls, claims), "quick", **options)
-    assert report.conforms, [
-        (v.clause, v.status, v.message, v.case) for v in report.verdicts if not v.conforms
-    ]
-    assert sum(verdict.status == "pass" for verdict in report.verdicts) >= min(
-        20, len(report.verdicts) // 2
-    )
+    """Expect that a class conforms; return the verdicts that are not "pass" or "not_claimed"."""
+    report = check(faults.implementation_of(cls, claims), RIGHT, **options)
+    failed = [verdict for verdict in report.verdicts if not verdict.conforms]
+    assert not failed, failed
+    passed = [verdict for verdict in report.verdicts if verdict.status == "pass"]
+    assert len(passed) >= min(20, len(report.verdicts) // 2)
     return [verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")]
 
 
 @pytest.mark.mostly_slow(3)
-@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variant_conforms(variant: str) -> None:
     clauses = {
@@ -265,9 +259,7 @@ def test_gradcheck_does_not_apply_to_softmax_in_float32() -> None:
 
 
 class NotAModule:
-    """A plain function with its weights: not a `torch.nn.Module`, and without access to gradients
-    of weights.
-    """
+    """A plain function with weights: no `torch.nn.Module`, and no gradients of weights."""
 
     name, claims = "not-a-module", Claims(weight_gradients=False)
 
@@ -293,14 +285,13 @@ class NotAModule:
         return Function()
 
 
-@pytest.mark.usefixtures("fewest_cases")
 def test_plain_function_conforms_and_has_no_state() -> None:
     clauses = [
         clause
         for clause in properties()
         if clause.startswith(("CFG", "SHP", "PTH", "GRD", "DRP", "STA", "CMP"))
     ]
-    report = check(NotAModule(), "quick", dtypes=["float32"], clauses=clauses, strict=True)
+    report = judged(NotAModule(), clauses, RIGHT, strict=True)
     statuses = {verdict.clause: verdict.status for verdict in report.verdicts}
     assert report.conforms, [verdict for verdict in report.verdicts if not verdict.conforms]
     unclaimed = {clause for clause, status in statuses.items() if status == "not_claimed"}
@@ -423,7 +414,6 @@ def test_casts_that_are_declared_to_drop_bits_are_left_to_the_bound() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("fewest_cases")
 @pytest.mark.parametrize(
     "dtype", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.slow)]
 )
@@ -434,7 +424,7 @@ def test_heads_in_float8_conform_once_that_is_declared(dtype: str) -> None:
         for clause in properties()
         if dtype == "float32" or clause.startswith(("HED", "NUM", "GRD"))
     ]
-    report = check(declared, "quick", dtypes=[dtype], clauses=clauses)
+    report = judged(declared, clauses, RIGHT, dtypes=[dtype])
     assert report.conforms, [verdict for verdict in report.verdicts if verdict.status == "fail"]
     if dtype != "float32":
         assert {v.clause: v.status for v in report.verdicts}["NUM-7"] == "pass"

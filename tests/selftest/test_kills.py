@@ -66,7 +66,7 @@ def test_matrix_of_two_faults_is_printed_and_written(tmp_path: Path) -> None:
 
 
 def test_cells_are_distinct(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault that several clauses or properties must catch counts once for each dtype and clause."""
+    """A fault that several properties must catch counts once for each dtype and clause."""
     passed = Verdict(implementation="", clause="", level="MUST", dtype="", device="", status="pass")
     monkeypatch.setattr(kill_matrix, "judge", lambda *_, **__: passed)
     monkeypatch.setattr(kill_matrix, "caught_by", lambda *_: ())

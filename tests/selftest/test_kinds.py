@@ -1,10 +1,7 @@
-"""Each kind of subject conforms, called only as it claims, and is judged on every clause that such
-calls can state.
-"""
+"""Each kind of subject conforms, and is judged on every clause that its calls can state."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -12,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance import check
 from mha.implementations.formula import with_mask
 from mha.spec import Config, Options, Output, Weights
+from support.effort import EVERYTHING
 from support.folders import DOCS
+from support.judging import expect_fail
 from support.kinds import KINDS, ClaimedOnly, Subject, judge, row_of
 
 PAGE = DOCS / "coverage.md"
@@ -28,8 +26,7 @@ SAMPLE = (
 )
 
 
-@pytest.mark.usefixtures("fewer_cases")
-@pytest.mark.parametrize("kind", KINDS if os.environ.get("LATTICE") else SAMPLE)
+@pytest.mark.parametrize("kind", KINDS if EVERYTHING else SAMPLE)
 def test_each_kind_conforms_and_is_judged_as_the_table_says(kind: str) -> None:
     report = judge(kind)
     failed = {
@@ -42,9 +39,7 @@ def test_each_kind_conforms_and_is_judged_as_the_table_says(kind: str) -> None:
 
 
 class DropsInEvaluation(ClaimedOnly):
-    """Dropout is applied in evaluation too, as by `scaled_dot_product_attention(...,
-    dropout_p=self.dropout)`.
-    """
+    """Dropout in evaluation too, as of a kernel with `dropout_p=self.dropout`."""
 
     def drop(self, weights: Tensor) -> Tensor:
         return F.dropout(weights, self.config.dropout, True)
@@ -104,7 +99,4 @@ class KeysShifted(ClaimedOnly):
 def test_a_fault_that_its_kind_can_show_is_caught(
     kind: str, cls: type[ClaimedOnly], clause: str
 ) -> None:
-    (verdict,) = check(
-        Subject(kind, KINDS[kind], cls), "quick", clauses=[clause], dtypes=["float32"]
-    ).verdicts
-    assert verdict.status == "fail", verdict
+    expect_fail(Subject(kind, KINDS[kind], cls), clause)

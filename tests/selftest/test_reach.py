@@ -45,7 +45,7 @@ def fails(cls: type[faults.Complete], clause: str, number: int) -> bool:
 
 
 def expanded_along(place: int, axis: int) -> type[faults.Complete]:
-    """Return a class that reads other numbers of one input if it alone is expanded along an axis."""
+    """Return a class that reads one input wrong if it alone is expanded along an axis."""
 
     class Expanded(faults.Complete):
         def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
@@ -65,8 +65,7 @@ def test_any_input_may_be_the_only_expanded_one(place: int, axis: int) -> None:
 
 
 def stale_mask(axis: int, fill: Callable[[Tensor], Tensor]) -> type[faults.Complete]:
-    """Return a class whose mask buffer is written in part, if a call is smaller than the last one
-    along one axis only.
+    """Return a class that keeps a larger mask where a call is smaller along one axis only.
 
     fill: what a call writes, of what it allows; False where the buffer shows.
     """

@@ -1,4 +1,4 @@
-"""The beginning of files whose implementations do something in each call, beside what `loop` does."""
+"""The beginning of files whose implementations do something else in each call of `loop`."""
 
 ACTING = """
 import json, os, signal, subprocess, sys, time

@@ -1,6 +1,4 @@
-"""Input that `mha` cannot use, and what it says; `python -m support.bad_inputs >
-docs/bad-inputs.md` makes the table.
-"""
+"""Input that `mha` cannot use: `python -m support.bad_inputs > docs/bad-inputs.md`."""
 
 from __future__ import annotations
 
@@ -103,7 +101,8 @@ def attend(q, k, v):
     return v
 
 
-implementation = from_kernel(attend, mask=None, claims=Claims(world_sizes={2}, masks=(), causal=None))
+claims = Claims(world_sizes={2}, masks=(), causal=None)
+implementation = from_kernel(attend, mask=None, claims=claims)
 """
     ),
     "text.json": "text",

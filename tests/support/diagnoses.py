@@ -1,5 +1,4 @@
-"""What the faults of the gallery are diagnosed as; `python -m support.diagnoses [FAULT ...]` prints
-what they are.
+"""What faults are diagnosed as: `python -m support.diagnoses [FAULT ...]` prints it.
 
 A fault is named if the first finding on it is its diagnosis, or else a clause that must catch it,
 unless that clause is one that almost any defect violates and the message is about numbers.
@@ -157,9 +156,7 @@ BESIDE = ("CFG-4", "SMX-2", "SMX-4", "HED-1", "EQV-9", "NUM-1")
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """How a fault is found; seconds: of the whole run, diagnosing: of what finding a cause took of
-    it.
-    """
+    """How a fault is found; seconds: of the run, diagnosing: of finding the cause."""
 
     fault: str
     clauses: frozenset[str]

@@ -1,6 +1,4 @@
-"""Python commands in forks of a process that has imported torch, which takes each new one some
-seconds.
-"""
+"""Python commands in forks of a process that has imported torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -41,7 +39,8 @@ if given:
     sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     for number, file in enumerate(files):
         os.dup2(os.open(file, os.O_RDWR), number)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # the old ones are of pipes
+    # The old ones are of pipes.
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
@@ -55,9 +54,7 @@ def run_module(
     timeout: int = 300,
     terminal: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Do as `subprocess.run` of `python -m module`, with its output as text; at a terminal, if its
-    path is given.
-    """
+    """Do as `subprocess.run` of `python -m module`, with text; at a terminal, if it has a path."""
     environment = dict(os.environ if env is None else env)
     if not hasattr(os, "fork"):
         command = [sys.executable, "-m", module, *arguments]
@@ -85,9 +82,7 @@ def run_module(
 
 
 def _answer(request: str, timeout: int) -> str:
-    """Return the exit status in digits, or nothing if the time was up and all processes were
-    killed.
-    """
+    """Return the exit status in digits, or nothing if the time was up."""
     server = _server()
     assert server.stdin
     assert server.stdout

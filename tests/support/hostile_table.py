@@ -177,9 +177,7 @@ FRONT_ENDS: dict[str, tuple[Judged, bool]] = {
 
 
 def said_by(judged: Judged, targets: Mapping[str, str]) -> dict[str, str]:
-    """Return what a front end says of each kind, in a word or two; raises AssertionError where a
-    verdict is lost.
-    """
+    """Return what a front end says of each kind; raises AssertionError for a lost verdict."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "pyproject.toml").write_text(PROJECT)

@@ -1,5 +1,4 @@
-"""A script: judge an implementation on groups of clauses, each in a process in which nothing was
-judged before.
+"""A script: judge groups of clauses, each in a process that has judged nothing before.
 
 Usage: python judged_in_order.py TARGET CLAUSE,CLAUSE,... CLAUSE,... It prints a list of verdicts
 for each group.
@@ -24,9 +23,7 @@ def judged(resolved: Resolved, clauses: list[str]) -> list[dict[str, Any]]:
 
 
 def judged_in_a_child(resolved: Resolved, clauses: list[str]) -> list[dict[str, Any]]:
-    """Return the same from a fork of this process, which has imported everything and judged
-    nothing.
-    """
+    """Return the same from a fork of this process, which has imported everything."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -14,17 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha.conformance import Report, check
+from mha.conformance import Report
 from mha.conformance.cases.claimed import claimed_axes
 from mha.conformance.faults.base import Complete
 from mha.spec import CLAUSES, Claims, Config, Options, Output, Sizes, Weights
+from support.judging import judged_throughout
 
 ALL, SOME, NONE = "●", "◐", "·"
 INTRODUCTION = f"""# What is judged of which kind of subject
 
-Made by `python -m support.kinds`, in the quick profile and float32. Of each family of clauses, {ALL} all are judged,
-{SOME} some, {NONE} none; the number counts clauses. One is left out only where no call that is claimed can state it:
-cases are made causal, masks are restricted to the claimed axes, one tensor takes the place of three, and contexts of
+Made by `python -m support.kinds`, in the quick profile and float32. Of each family of clauses, \
+{ALL} all are judged,
+{SOME} some, {NONE} none; the number counts clauses. One is left out only where no call that is \
+claimed can state it:
+cases are made causal, masks are restricted to the claimed axes, one tensor takes the place of \
+three, and contexts of
 one-hot values show weights that are not returned.
 """
 BY_REASON = """
@@ -149,22 +153,24 @@ class Subject:
 
 
 def judge(kind: str) -> Report:
-    """Judge a kind of subject in the quick profile, in float32."""
-    return check(Subject(kind, KINDS[kind]), "quick", dtypes=["float32"])
+    """Judge a kind of subject on every clause, in float32."""
+    return judged_throughout(Subject(kind, KINDS[kind]))
 
 
 def row_of(kind: str, report: Report) -> str:
-    """Return the row of a kind in the table: of each family of clauses, whether all, some or none
-    are judged.
-    """
-    judged: dict[str, list[bool]] = defaultdict(list)
+    """Return a kind's row of the table: whether all, some or none of each family are judged."""
+    families: dict[str, list[bool]] = defaultdict(list)
     for verdict in report.verdicts:
-        judged[verdict.clause.partition("-")[0]].append(verdict.status != "not_claimed")
-    signs = (
-        ALL if all(of_family) else SOME if any(of_family) else NONE for of_family in judged.values()
-    )
-    count = sum(map(sum, judged.values()))
-    return f"| {kind} | {count} | {' | '.join(signs)} |"
+        families[verdict.clause.partition("-")[0]].append(verdict.status != "not_claimed")
+    count = sum(map(sum, families.values()))
+    return f"| {kind} | {count} | {' | '.join(map(sign_of, families.values()))} |"
+
+
+def sign_of(family: list[bool]) -> str:
+    """Return whether all, some or none of the clauses of a family are judged."""
+    if all(family):
+        return ALL
+    return SOME if any(family) else NONE
 
 
 def left_out_of(report: Report) -> dict[str, list[str]]:

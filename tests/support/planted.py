@@ -1,6 +1,4 @@
-"""Plain classes with one defect each, what they are diagnosed as, and the clauses that fail in
-consequence.
-"""
+"""Plain classes with one defect each, their diagnoses, and the clauses that then fail."""
 
 from __future__ import annotations
 
@@ -109,18 +107,14 @@ class MaskAsLength(_OtherMask):
 
 
 class MaskRepeated(_OtherMask):
-    """The mask is repeated for the heads as (heads, items), and the scores are laid out as (items,
-    heads).
-    """
+    """The mask is repeated as (heads, items), and the scores are (items, heads)."""
 
     def change(self, mask: Tensor) -> Tensor:
         return mask.transpose(0, 1).reshape(mask.shape)
 
 
 class MaskInterleaved(_OtherMask):
-    """The mask is repeated for the heads as (items, heads), and the scores are laid out as (heads,
-    items).
-    """
+    """The mask is repeated as (items, heads), and the scores are (heads, items)."""
 
     def change(self, mask: Tensor) -> Tensor:
         items, heads = mask.shape[:2]
@@ -128,9 +122,7 @@ class MaskInterleaved(_OtherMask):
 
 
 class MaskOfHeadForOneQuery(Correct):
-    """For one query, a mask for all heads is read at item + head; beyond its end, everything is
-    allowed.
-    """
+    """For one query, a mask for all heads is read at item + head, and allows beyond its end."""
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
         items, heads, queries = q.shape[:3]

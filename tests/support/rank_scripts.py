@@ -1,6 +1,4 @@
-"""The scripts of failures on ranks, run in processes that have torch loaded: starting others takes
-seconds.
-"""
+"""The scripts of failures on ranks, run in processes that have torch loaded."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 
 def run_on_ranks(script: str, folder: Path) -> str:
-    """Return the traceback of the rank that ended a script, or how it died; empty if it ran to its
-    end.
-    """
+    """Return the traceback of the rank that ended a script, or how it died, or nothing."""
     file = folder / "failure.py"
     file.write_text(script)
     size = int(re.findall(r"nprocs=(\d+)", script)[-1])

@@ -21,15 +21,19 @@ FORMAT_1 = """\
   "conforms": false,
   "verdicts": [
     {
-      "implementation": "loop", "clause": "SHP-1", "level": "MUST", "dtype": "float32", "device": "cpu",
+      "implementation": "loop", "clause": "SHP-1", "level": "MUST",
+      "dtype": "float32", "device": "cpu",
       "status": "pass", "required": true, "examples": 40, "first": null, "margin": 0.2,
-      "rejected": {"zeros": 5, "zeros tried": 6, "noise tried": 2}, "case": null, "violated": "", "message": "",
+      "rejected": {"zeros": 5, "zeros tried": 6, "noise tried": 2}, "case": null,
+      "violated": "", "message": "",
       "script": null, "blocked_by": null, "seconds": 0.5
     },
     {
-      "implementation": "loop", "clause": "MSK-8", "level": "MUST", "dtype": "float32", "device": "cpu",
+      "implementation": "loop", "clause": "MSK-8", "level": "MUST",
+      "dtype": "float32", "device": "cpu",
       "status": "fail", "required": true, "examples": 3, "first": 3, "margin": 0.0, "rejected": {},
-      "case": "Case(mask='empty_rows', regime='large', path='no_grad')", "violated": "", "message": "off by 1",
+      "case": "Case(mask='empty_rows', regime='large', path='no_grad')",
+      "violated": "", "message": "off by 1",
       "script": null, "blocked_by": null, "seconds": 0.25
     }
   ],
@@ -80,9 +84,7 @@ def report(*verdicts: Verdict, **given: Any) -> Report:
 
 
 def two_implementations() -> Report:
-    """Return a report on two implementations: one fails two clauses and has a waiver, the other
-    conforms.
-    """
+    """Return a report: one implementation fails two clauses and has a waiver, one conforms."""
     return report(
         verdict("faulty", "SHP-1"),
         verdict("faulty", "MSK-8", "fail"),
@@ -109,9 +111,7 @@ def hostile() -> Report:
 
 
 def without_volatile(text: str) -> Any:
-    """Return a report from its JSON without the fields that may differ between two runs with the
-    same seed.
-    """
+    """Return a report from its JSON without what differs between runs with the same seed."""
     data = json.loads(text)
     for part in (data, *data["verdicts"]):
         for name in VOLATILE:

@@ -1,6 +1,4 @@
-"""Right classes and functions in the conventions of their authors; `test_scripts_alone` puts faults
-into them.
-"""
+"""Right classes and functions; `test_scripts_alone` puts faults into them."""
 
 # What most faults are put into: query, key and value, a mask of True = may attend, a flag, weights.
 PLAIN = """
@@ -9,7 +7,9 @@ from torch import nn
 
 
 class Attention(nn.Module):
-    def __init__(self, d_model, n_heads, dropout=0.0, n_kv_heads=None, kdim=None, vdim=None, bias=True):
+    def __init__(
+        self, d_model, n_heads, dropout=0.0, n_kv_heads=None, kdim=None, vdim=None, bias=True
+    ):
         super().__init__()
         if n_heads < 1 or d_model < 1 or d_model % n_heads:
             raise ValueError(f"{d_model} is not a multiple of {n_heads}")
@@ -30,7 +30,8 @@ class Attention(nn.Module):
         k, v = (x.repeat_interleave(self.n_heads // self.kv_heads, 1) for x in (k, v))
         scores = q @ k.mT / q.shape[-1] ** 0.5
         if mask is not None:
-            if mask.dtype != torch.bool or torch.broadcast_shapes(mask.shape, scores.shape) != scores.shape:
+            fits = torch.broadcast_shapes(mask.shape, scores.shape) == scores.shape
+            if mask.dtype != torch.bool or not fits:
                 raise ValueError(f"a mask of {mask.dtype}, {tuple(mask.shape)}")
             scores = scores.masked_fill(~mask, float("-inf"))
         if is_causal:
@@ -109,7 +110,8 @@ class Attention(nn.Module):
         if attention_mask is not None:
             scores = scores + attention_mask
         weights = scores.softmax(-1)
-        return {"attentions": weights, "hidden_states": self.dense((weights @ v).transpose(1, 2).flatten(2))}
+        context = (weights @ v).transpose(1, 2).flatten(2)
+        return {"attentions": weights, "hidden_states": self.dense(context)}
 """
 ANY_CONFIG = CONFIG.replace("config: EncoderConfig", "config").replace(
     "@dataclass\nclass EncoderConfig", "class Unused"

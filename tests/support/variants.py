@@ -33,9 +33,7 @@ def claims_for(prop: Property) -> Claims:
 
 
 class NanForEmptyRow(Correct):
-    """The policy "nan", filled in at the end: NaN in the softmax would spoil the gradients of other
-    rows (MSK-9).
-    """
+    """The policy "nan", filled in at the end: in the softmax, it would spoil gradients (MSK-9)."""
 
     def forward(
         self,
@@ -69,9 +67,7 @@ class NanContext(Complete):
 
 
 class AddsInfinity(Complete):
-    """Hidden scores are those plus -infinity; the softmax is in float32, as are the weights that
-    are returned.
-    """
+    """Hidden scores get -infinity added; the softmax and the weights are in float32."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         shown = allowed | ~allowed.any(-1, keepdim=True)
@@ -104,16 +100,14 @@ class BottomRight(Correct):
 
 
 class AlwaysFromTheEnd(BottomRight, RaisesForEmptyRow):
-    """Causal without being asked, aligned bottom right: the first ones of more queries than keys
-    are refused.
-    """
+    """Always causal, aligned bottom right; a first query without keys is refused."""
 
     def allow(self, options: Options, q: Tensor, k: Tensor) -> Tensor:
         return super().allow(options.change(is_causal=True), q, k)
 
 
 class SelfOnly(Correct):
-    """Rejects query, key and value that differ, and masks that differ by head; returns no weights."""
+    """Rejects inputs that differ, and masks that differ by head; returns no weights."""
 
     def forward(
         self,
@@ -131,7 +125,7 @@ class SelfOnly(Correct):
 
 
 class BaseTwo(Correct):
-    """The softmax in powers of two, as in kernels, over tiles of three keys with a running maximum."""
+    """The softmax in powers of two, over tiles of three keys with a running maximum."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         scores = (scores * math.log2(math.e)).masked_fill(~allowed, -math.inf)
@@ -164,9 +158,7 @@ class SoftmaxInSingle(Complete):
 
 
 class SoftmaxStored(Complete):
-    """The softmax step by step, each result stored in the dtype of the inputs: small weights
-    underflow twice.
-    """
+    """The softmax step by step, each stored in the dtype of inputs: it underflows twice."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         scores = scores.masked_fill(~allowed, -math.inf)
@@ -193,9 +185,7 @@ class LogSumExp(Complete):
 
 
 class SplitKeys(Complete):
-    """Each half of the keys has its own softmax; they are merged by their log-sum-exps, as in
-    decoding kernels.
-    """
+    """Each half of the keys has its own softmax, merged by log-sum-exps, as in decoding."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         lowest = torch.finfo(torch.float32).min
@@ -278,9 +268,7 @@ class DropsBottomRight(Complete):
 
 
 class EverythingInSingle(Complete):
-    """All except the projections is in float32 or wider; only the results are stored in the dtype
-    of the inputs.
-    """
+    """All between the projections is in float32 or wider; results have the dtype of inputs."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
