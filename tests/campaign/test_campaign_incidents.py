@@ -1,6 +1,4 @@
-"""Whatever the process of a job does, only a verdict that was due counts, and what it started ends
-with it.
-"""
+"""Whatever a job's process does, only a due verdict counts, and what it started ends with it."""
 
 from __future__ import annotations
 
@@ -42,7 +40,8 @@ def pipes():
             pass
 
 def verdict(clause):
-    where = {"implementation": "forging", "clause": clause, "level": "MUST", "dtype": "float32", "device": "cpu"}
+    where = {"implementation": "forging", "clause": clause, "level": "MUST"}
+    where |= {"dtype": "float32", "device": "cpu"}
     return {"verdicts": [{**where, "status": "pass", "examples": 9}]}
 
 def forge():
@@ -104,7 +103,8 @@ def leave_children_and_hang():
     leave_children()
     time.sleep(1000)
 
-forging, shouting, flooding = Bad("forging", once(forge)), Bad("shouting", once(shout)), Bad("flooding", once(flood))
+forging, shouting = Bad("forging", once(forge)), Bad("shouting", once(shout))
+flooding = Bad("flooding", once(flood))
 closing, deaf = Bad("closing", once(close)), Bad("deaf", once(close_and_go_on))
 forking = Bad("forking", once(fork))
 leaving, dying = Bad("leaving", once(leave_children)), Bad("dying", once(leave_children_and_die))

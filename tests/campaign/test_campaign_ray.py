@@ -1,6 +1,4 @@
-"""Campaigns on a Ray cluster of this machine; skipped where Ray is not installed: `make
-campaign-ray` runs them.
-"""
+"""Campaigns on a Ray cluster of this machine, where Ray is installed: `make campaign-ray`."""
 
 from __future__ import annotations
 

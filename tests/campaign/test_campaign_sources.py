@@ -1,4 +1,4 @@
-"""A job's key has all code that its target loads, and nothing else; what no longer matches is said."""
+"""A job's key has all code that its target loads, and no other; what no longer matches is said."""
 
 from __future__ import annotations
 
@@ -88,9 +88,7 @@ def job_of(target: str) -> Job:
 
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write an implementation of many files, whose folder modules are imported from; it is the
-    current one.
-    """
+    """Write an implementation of many files, in a current folder that modules are imported from."""
     folder = tmp_path / "code"
     write(folder)
     monkeypatch.setenv(

@@ -141,7 +141,7 @@ BAD_INPUT = {
     "an unknown shape": (("--shape", "decoder"), "unknown shape 'decoder'; did you mean encoder?"),
     "an unknown target": (("no_such",), "'no_such'"),
     "two implementations with one name": (
-        ("test_bench:twin",),
+        (f"{__file__}:twin",),
         "two implementations are named 'sdpa'",
     ),
     "an unknown dtype": (("--dtype", "float8"), "unknown dtype 'float8'"),

@@ -1,6 +1,4 @@
-"""Benchmarks under pytest: they time conforming implementations only, check each result, and run
-only if asked for.
-"""
+"""Benchmarks under pytest time conforming implementations only, and check each result."""
 
 from __future__ import annotations
 
@@ -40,7 +38,8 @@ MINE = """\
 from mha.conformance.faults import registry, softmax
 from mha.spec import Claims
 
-few = Claims(masks=(), causal=None, gradients=False, returns_weights=False)  # so that judging takes less long
+# So that judging takes less long.
+few = Claims(masks=(), causal=None, gradients=False, returns_weights=False)
 plain = registry.implementation_of(registry.Correct, few)
 unscaled = registry.implementation_of(softmax.Unscaled, few)
 """
@@ -116,7 +115,7 @@ def test_run_shows_time_memory_and_why_something_is_not_timed(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "shape", "mode"),
     [
-        ("sdpa", "encoder", "inference"),
+        pytest.param("sdpa", "encoder", "inference", marks=pytest.mark.slow),
         ("sdpa", "token", "inference"),
         ("kv_cache", "encoder", "training"),
     ],

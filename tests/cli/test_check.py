@@ -172,7 +172,8 @@ def test_run_stops_at_the_first_failure_or_after_a_time(judge_only: Callable[...
     status, output = run("loop", "--dtype", "float32", "--profile", "quick", "--max-time", "0.001")
     assert status == 2
     assert "mha: stopped after 0.001 s: 'loop' was still being imported or tried out" in output
-    status, output = run("loop", "--dtype", "float32", "--profile", "quick", "-x")
+    options = "--clause", "SHP-1", "--dtype", "float32", "--profile", "quick"
+    status, output = run("loop", *options, "-x")
     assert status == 0, output
 
 

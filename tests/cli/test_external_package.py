@@ -1,4 +1,4 @@
-"""Implementations of other packages are judged, both from a checkout and from an installed wheel."""
+"""Implementations of other packages are judged, from a checkout and from an installed wheel."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ mistake = from_kernel(unscaled, mask=None)
 NO_MODULE_TWICE = """\
 import sys, pytest
 status = pytest.main(sys.argv[1:])
-files = [m.__file__ for m in list(sys.modules.values()) if "mha" in (getattr(m, "__file__", None) or "")]
+files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+files = [file for file in files if "mha" in file]
 twice = {file for file in files if files.count(file) > 1}
 print(f"imported twice: {twice}" if twice else "no module twice")
 sys.exit(9 if twice else int(status))
@@ -95,9 +96,7 @@ def pip(python: Path | str, *arguments: str | Path) -> None:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the wheel of a package that registers an implementation, a faulty one, and one that
-    cannot be loaded.
-    """
+    """Return the wheel of a package of three implementations: right, faulty, and not loadable."""
     source = tmp_path_factory.mktemp("my-attention")
     (source / "pyproject.toml").write_text(PROJECT)
     (source / "my_attention.py").write_text(MODULE)
@@ -124,9 +123,7 @@ def run(*command: object, folder: Path, path: str = "") -> subprocess.CompletedP
 def expect_verdicts(
     python: Path | str, folder: Path, file: Path, *arguments: str, path: str = ""
 ) -> None:
-    """Expect that the correct implementation passes, the faulty one fails, and the broken plugin is
-    reported.
-    """
+    """Expect that the right one passes, the faulty one fails, and the broken one is reported."""
     once, options = file.with_name("once.py"), (*arguments, *ONE_CLAUSE)
     once.write_text(NO_MODULE_TWICE)
     named = run(

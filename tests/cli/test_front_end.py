@@ -47,9 +47,7 @@ def test_every_front_end_gives_the_same_verdicts(
         Report.from_json(Path("mha.json").read_text()),
         Report.from_json(file.read_text()),
     ]
-    called, command, plugin = (
-        [essence(verdict) for verdict in report.verdicts] for report in reports
-    )
+    called, command, plugin = (list(map(essence, report.verdicts)) for report in reports)
     assert called == command == plugin
     assert [verdict.status for verdict in reports[0].verdicts] == ["pass", "waived"] * 2
     assert {(report.profile, report.seed, report.conforms) for report in reports} == {
@@ -243,7 +241,8 @@ class Broken(MinimalAttention):
             del self.q
 
 names = {"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "o"}
-implementation = from_module(Broken, name="broken", parameters=names, claims=Claims(returns_weights=False))
+claims = Claims(returns_weights=False)
+implementation = from_module(Broken, name="broken", parameters=names, claims=claims)
 """
 
 

@@ -1,6 +1,4 @@
-"""Numbers that users give are in a range, or refused in a line that says which; no job is blamed
-for a limit.
-"""
+"""Numbers that users give are in a range, or refused in a line; no job is blamed for a limit."""
 
 from __future__ import annotations
 
@@ -29,8 +27,8 @@ HUGE = ["inf", "-inf", "nan", "1e300", "-1"]
 @pytest.mark.parametrize(
     "line",
     [
-        *(f"timeout = {number}" for number in HUGE),
-        *(f"memory = {number}" for number in [*HUGE, "0.0001"]),
+        *map("timeout = {}".format, HUGE),
+        *map("memory = {}".format, [*HUGE, "0.0001"]),
         "timeout = 1e-9",
         "timeout = true",
         "seeds = 1000000000000",

@@ -1,6 +1,4 @@
-"""`[tool.mha]` in pyproject.toml: every front end follows it, what a user gives wins, and nothing
-of it is silent.
-"""
+"""`[tool.mha]` in pyproject.toml: each front end follows it, and what a user gives wins."""
 
 from __future__ import annotations
 
@@ -163,25 +161,39 @@ def test_report_on_several_targets_has_all_their_dtypes_and_the_least_thorough_p
     assert Settings.of().of_report(chosen[:1]).profile == "default"
 
 
+UNKNOWN_KEY = (
+    r"'.*toml', \[tool.mha\]: unknown key 'profil'; did you mean profile\? \(known: profile, "
+)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("profil = 1", r"'.*toml', \[tool.mha\]: unknown key 'profil'; did you mean profile\? \(known: profile, "),
-        ('profile = "fast"', r"\[tool.mha\]: profile must be 'quick' or 'default' or 'thorough', but is 'fast'"),
-        ('dtypes = ["float3"]', r"dtypes must be one or a list of .*float32, .*, but is \['float3'\]"),
+        ("profil = 1", UNKNOWN_KEY),
+        ('profile = "fast"', r"profile must be 'quick' or 'default' or 'thorough', but is 'fast'"),
+        (
+            'dtypes = ["float3"]',
+            r"dtypes must be one or a list of .*float32, .*, but is \['float3'\]",
+        ),
         ("dtypes = []", r"dtypes must be one or a list of"),
         ("device = 1", r"device must be one or a list of cpu, cuda, but is 1"),
         ("waivers = []", r"waivers must be the path of a file"),
-        ('select = "MSK-99"', r"select must be a list of clauses .*, but there is no 'MSK-99'; did you mean MSK-9"),
+        (
+            'select = "MSK-99"',
+            r"select must be a list of clauses .*, but there is no 'MSK-99'; did you mean MSK-9",
+        ),
         ("select = []", r"select selects nothing; leave it out"),
         ("ignore = 3", r"ignore must be a list of clauses or families, .*, but is 3"),
         ("require = [3]", r"require must be a list of clauses or families"),
         ('strict = "yes"', r"strict must be true or false, but is 'yes'"),
         ("targets = 1", r"targets must hold a table for each target, but is 1"),
         ("targets.a = 1", r'\[tool.mha.targets."a"\] must be a table, but is 1'),
-        ("targets.a.contract = '0.1'", r'\[tool.mha.targets."a"\]: unknown key \'contract\' \(known: '),
+        (
+            "targets.a.contract = '0.1'",
+            r'\[tool.mha.targets."a"\]: unknown key \'contract\' \(known: ',
+        ),
     ],
-)  # fmt: skip
+)
 def test_table_that_cannot_be_followed_gets_one_line_and_status_2(text: str, message: str) -> None:
     write(f"[tool.mha]\n{text}\n")
     with pytest.raises(ValueError, match=message):

@@ -1,6 +1,4 @@
-"""Errors of an author's own code are shown with file, line and frames; what is missing here, with
-what to do.
-"""
+"""Errors of an author's code are shown with file and line; what is missing, with what to do."""
 
 from __future__ import annotations
 
@@ -30,7 +28,8 @@ class Base(nn.Module):
 
     def attend(self, query, key, value):
         layers = ((self.q, query), (self.k, key), (self.v, value))
-        q, k, v = (layer(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for layer, x in layers)
+        heads = (layer(x).unflatten(-1, (self.n_heads, -1)) for layer, x in layers)
+        q, k, v = (each.transpose(1, 2) for each in heads)
         return self.out(self.core(q, k, v).transpose(1, 2).flatten(2))
 
     def core(self, q, k, v):

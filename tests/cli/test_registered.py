@@ -1,6 +1,4 @@
-"""Registered implementations that cannot be loaded are named by each front end, which ends with
-status 2.
-"""
+"""Registered implementations that cannot be loaded are named, and the exit status is 2."""
 
 from __future__ import annotations
 
@@ -65,9 +63,7 @@ def register(folder: Path, points: dict[str, str], twice: tuple[str, ...] = ()) 
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Register one implementation of each kind that cannot be loaded; return the folder of their
-    package.
-    """
+    """Register implementations that cannot be loaded; return the folder of their package."""
     register(tmp_path, REGISTERED, ("my_one:x", "my_two:x"))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,4 @@
-"""Timings: ratios with an interval, the machine's limit, and the check of every result that is
-timed.
-"""
+"""Timings: ratios with an interval, the machine's limit, and a check of every timed result."""
 
 from __future__ import annotations
 

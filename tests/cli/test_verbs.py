@@ -240,7 +240,8 @@ import contextlib, os, signal, time
 from mha.conformance import check
 from mha.conformance.faults import registry
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it by default
+# A process in the background ignores it by default.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Swallows(registry.Correct):
     def merge(self, x):
@@ -277,7 +278,8 @@ def advance(*arguments):
 done = []
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job may ignore it
 check.advance = advance
-sys.argv = ["mha", "check", "loop", "--clause", "SHP-1,SHP-4", "--dtype", "float32", "--profile", "quick"]
+sys.argv = ["mha", "check", "loop", "--clause", "SHP-1,SHP-4"]
+sys.argv += ["--dtype", "float32", "--profile", "quick"]
 app.app()
 """
 

@@ -1,3 +1,1 @@
-"""A lattice of right classes: attention as published code writes it, generated from combinations of
-conventions.
-"""
+"""Right classes as published code writes attention, in combinations of its conventions."""

@@ -147,9 +147,7 @@ class Point:
 
     @property
     def split(self) -> bool:
-        """Whether queries differ in one mask only, and items in the other one, so that no mask
-        differs along both.
-        """
+        """Whether queries differ in one mask only, and items in the other one."""
         return self.padding != "none" and self.shape == "l s"
 
     @property
@@ -164,9 +162,7 @@ class Point:
 
     @property
     def differentiates_twice(self) -> bool:
-        """Whether it claims second gradients, which a kernel does not have; where it must be
-        declared anyway.
-        """
+        """Whether it claims second gradients, which a kernel does not have."""
         return self.dropout != "none" and self.core != "sdpa"
 
 
@@ -181,9 +177,7 @@ def _inputs_and_projection(p: Mapping[str, str]) -> bool:
 
 
 def _bias(p: Mapping[str, str]) -> bool:
-    """One bias is left out where biases are separate objects, or added to a fused projection as
-    parameters.
-    """
+    """One bias is left out of separate objects, or of parameters added to a fused projection."""
     bias, projection = p.get("bias"), p.get("projection")
     if bias is None or projection is None:
         return True
@@ -195,9 +189,7 @@ def _bias(p: Mapping[str, str]) -> bool:
 
 
 def _heads(p: Mapping[str, str]) -> bool:
-    """Fewer key/value heads, and a width of heads of their own, where each projection has its own
-    size.
-    """
+    """Fewer key/value heads, and heads of their own width, need separate projections."""
     heads, projection, words = p.get("heads"), p.get("projection"), p.get("words")
     if heads in (None, "equal"):
         return True
@@ -211,7 +203,7 @@ def _heads(p: Mapping[str, str]) -> bool:
 
 
 def _mask(p: Mapping[str, str]) -> bool:
-    """Without a mask there is no shape of one; beside padding, the mask has no padding of its own."""
+    """Without a mask there is no shape of one; beside padding, the mask is of pairs."""
     mask, shape, padding = p.get("mask"), p.get("shape"), p.get("padding")
     if mask == "none" and shape not in (None, "broadcast"):
         return False
@@ -223,9 +215,7 @@ def _mask(p: Mapping[str, str]) -> bool:
 
 
 def _fill_and_core(p: Mapping[str, str]) -> bool:
-    """What masked scores are set to: the kernel of torch decides by itself; infinities need another
-    than a number.
-    """
+    """The kernel of torch fills masked scores itself; added masks have their own numbers."""
     fill, mask, core = p.get("fill"), p.get("mask"), p.get("core")
     if fill is None:
         return True
@@ -237,9 +227,7 @@ def _fill_and_core(p: Mapping[str, str]) -> bool:
 
 
 def _fill_and_masks(p: Mapping[str, str]) -> bool:
-    """Where a row may be empty, something must come of it; where nothing is masked, nothing is
-    filled.
-    """
+    """Empty rows need a fill that says what they get; without masks, nothing is filled."""
     fill, mask, padding, causal = (p.get(axis) for axis in ("fill", "mask", "padding", "causal"))
     if None in (fill, mask, padding, causal):
         return True
@@ -255,9 +243,7 @@ def _softmax(p: Mapping[str, str]) -> bool:
 
 
 def _causal(p: Mapping[str, str]) -> bool:
-    """An alignment shows where the lengths may differ; a table of a longest length needs a word for
-    it.
-    """
+    """An alignment shows only where lengths may differ; a config has no word for a causal table."""
     causal, inputs, words = p.get("causal"), p.get("inputs"), p.get("words")
     if causal == "flag_bottom_right" and inputs in ONE_INPUT:
         return False
@@ -286,7 +272,7 @@ def is_possible(values: Mapping[str, str]) -> bool:
 
 def possible_pairs() -> list[Pair]:
     """Return every two values of two axes that some class may combine."""
-    columns = [[(axis, value) for value in values] for axis, values in AXES.items()]
+    columns = [list(product([axis], values)) for axis, values in AXES.items()]
     pairs = (pair for one, other in combinations(columns, 2) for pair in product(one, other))
     return [pair for pair in pairs if is_possible(dict(pair))]
 

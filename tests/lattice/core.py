@@ -1,6 +1,4 @@
-"""The source of the attention core: `context`, (B, H, L, d_k), and `weights` from q, k, v and what
-masks them.
-"""
+"""The source of the core: `context` (B, H, L, d_k) and `weights`, from q, k, v and masks."""
 
 from __future__ import annotations
 
@@ -18,8 +16,9 @@ FILLS = {
 
 @dataclass(frozen=True)
 class Masking:
-    """What masks the scores in `forward`: the variables `allowed` (boolean) and `bias` (added),
-    each of which is "absent", "optional" (it may be None) or "present".
+    """What masks the scores in `forward`: the variables `allowed` (boolean) and `bias` (added).
+
+    Each is "absent", "optional" (it may be None) or "present".
     """
 
     allowed: str

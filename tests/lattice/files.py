@@ -1,4 +1,4 @@
-"""Classes of the lattice as files, understood by inference, or else by the line that declares them."""
+"""Classes of the lattice as files, understood by inference, or by the line that declares them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mha.spec import Claims, Rounding, Sizes
 
 
 def write(folder: Path, name: str, point: Point, source: str = "") -> Path:
-    """Write the file of a point, with the line that declares its class; source: instead of its own."""
+    """Write the file of a point, with its declaration; source: instead of its own."""
     path = folder / f"lattice_{name}.py"
     path.write_text(f"{source or source_of(point)}{IMPORTS}{declaration_of(point)}\n")
     return path

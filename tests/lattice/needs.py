@@ -1,6 +1,4 @@
-"""Which clauses a class of the lattice must be judged on, in float32: all but those of which no
-form exists for it.
-"""
+"""Which clauses a class of the lattice must be judged on, in float32: all that have a form."""
 
 from __future__ import annotations
 
@@ -103,13 +101,15 @@ def needed_clauses(point: Point) -> set[str]:
 
 def kind_of(point: Point) -> str:
     """Return what kind of subject a point is, by what its calls can express."""
-    inputs = "self" if point.self_attention else "memory" if point.memory else "cross"
-    masks = "no mask" if not point.masked else "masks" if point.per_query else "padding"
-    causal = (
-        "always causal"
-        if point.causal in CAUSAL_ALWAYS
-        else "causal"
-        if _causal(point)
-        else "not causal"
-    )
+    inputs, masks, causal = "cross", "no mask", "not causal"
+    if point.self_attention:
+        inputs = "self"
+    elif point.memory:
+        inputs = "memory"
+    if point.masked:
+        masks = "masks" if point.per_query else "padding"
+    if point.causal in CAUSAL_ALWAYS:
+        causal = "always causal"
+    elif _causal(point):
+        causal = "causal"
     return f"{inputs}, {masks}, {causal}"

@@ -1,4 +1,4 @@
-"""Faults planted into the source of right classes, one at a time, and the clauses that name each."""
+"""Faults planted into the source of right classes, one at a time, and the clauses that fail."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ Change = Callable[[Point, str], str | None]
 
 @dataclass(frozen=True)
 class Plant:
-    """A fault: `change` returns the source with the fault, or None where a point has no place for
-    it.
+    """A fault: `change` returns the source with it, or None where a point has no place for it.
 
     clauses: one of them, at least, must fail. wrong: whether results in evaluation mode differ from
     the oracle's.
@@ -54,9 +53,7 @@ OF_DECLARATION = (
 
 @cache
 def assignment() -> dict[Point, Plant]:
-    """Return the fault of each point of the lattice: of those that have a place there, one that
-    fewest others have.
-    """
+    """Return the fault of each point: of those that have a place there, the least common one."""
     uses = dict.fromkeys((each.name for each in PLANTS), 0)
     chosen: dict[Point, Plant] = {}
     for point in points():
@@ -333,7 +330,7 @@ def merged_without_transposing(point: Point, source: str) -> str | None:
 
 @plant("CFG-1", "CFG-2", wrong=False)
 def width_unchecked(point: Point, source: str) -> str | None:
-    """A width that the heads do not divide is accepted, at least until a call fails to divide it."""
+    """A width that the heads do not divide is accepted, until a call fails to divide it."""
     if point.heads != "equal":
         return None
     return source.replace(" or d_model % n_heads:", ":")

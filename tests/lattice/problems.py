@@ -1,6 +1,4 @@
-"""Each class against the oracle, without the judge: a failure of the judge on a class that passes
-is the judge's.
-"""
+"""Each class against the oracle, without the judge, whose failures are then its own."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ SIZES = ((3, 2, 5, 7, 4), (1, 1, 2, 1, 3), (2, 4, 1, 6, 1), (2, 3, 20, 19, 2), (
 
 
 def problems(claims: Claims) -> Iterator[Problem]:
-    """Yield small random problems of all that is claimed: sizes, biases, masks, causal calls, empty
-    rows.
-    """
+    """Yield small random problems of all claims: sizes, biases, masks, causal calls, empty rows."""
     generator = torch.Generator().manual_seed(0)
     for number, (batch, heads, queries, keys, width) in enumerate(SIZES):
         for bias in sorted(claims.bias, key=str):
@@ -97,9 +93,7 @@ def _inputs(
 
 
 def _masks(claims: Claims, problem: Problem, generator: torch.Generator) -> Iterator[Tensor | None]:
-    """Yield no mask, then masks of keys, and masks that differ along every axis that is claimed,
-    some rows empty.
-    """
+    """Yield no mask, masks of keys, and masks along every claimed axis, some with empty rows."""
     yield None
     differs = claims.per_item_mask, claims.per_head_mask, claims.per_query_mask, True
     shape = tuple(size if free else 1 for size, free in zip(problem.shape, differs, strict=True))
@@ -115,4 +109,6 @@ def _masks(claims: Claims, problem: Problem, generator: torch.Generator) -> Iter
 
 
 def _causal(claims: Claims) -> tuple[bool, ...]:
-    return (True,) if claims.always_causal else (False, True) if claims.causal else (False,)
+    if claims.always_causal:
+        return (True,)
+    return (False, True) if claims.causal else (False,)

@@ -221,9 +221,7 @@ def _role_lists(point: Point) -> Projections:
 
 
 def _parameter_bias(point: Point, made: Projections, role: str, name: str, shape: str) -> list[str]:
-    """Make a bias that is a parameter; return the lines that add it to what has the name of its
-    role.
-    """
+    """Make a bias that is a parameter; return the lines that add it to the variable of its role."""
     code, result = bias_of(point, role), "output" if role == "o" else role
     if code == "False":
         return []

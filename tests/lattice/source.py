@@ -1,4 +1,4 @@
-"""The source of a class of the lattice: what a point combines, as a file that a stranger can read."""
+"""The source of a class of the lattice: the conventions of a point, as a readable file."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def masking_of(point: Point) -> Masking:
     always = point.causal in CAUSAL_ALWAYS or (
         sources > 0 and point.fill == "nan"
     )  # S = 0 is empty too
-    allowed = "absent" if not sources else "present" if sources > 1 or always else "optional"
+    allowed = "absent"
+    if sources:
+        allowed = "present" if sources > 1 or always else "optional"
     return Masking(allowed, "optional" if point.mask == "additive" else "absent")
 
 
@@ -123,17 +125,18 @@ def _parameters(point: Point) -> str:
     names = [words.d_model, words.n_heads]
     if point.words == "h_d_model":
         names.reverse()
-    names += (
-        [words.head_dim]
-        if point.heads == "wide"
-        else [words.n_kv_heads]
-        if point.heads == "grouped"
-        else []
-    )
-    names += [words.max_length] if point.causal == "buffer" else []
-    names += [f"{words.bias}=True"] if point.bias == "option" else []
-    names += [f"{words.dropout}=0.0"] if point.dropout != "none" else []
-    names += ["causal=False"] if point.causal == "constructor" else []
+    if point.heads == "wide":
+        names.append(words.head_dim)
+    if point.heads == "grouped":
+        names.append(words.n_kv_heads)
+    if point.causal == "buffer":
+        names.append(words.max_length)
+    if point.bias == "option":
+        names.append(f"{words.bias}=True")
+    if point.dropout != "none":
+        names.append(f"{words.dropout}=0.0")
+    if point.causal == "constructor":
+        names.append("causal=False")
     return ", ".join(names)
 
 
@@ -292,9 +295,7 @@ ALLOWED = {
 
 
 def _one_mask(point: Point, name: str, convention: str, shape: str, joined: bool) -> list[str]:
-    """Return the lines that check a mask, and set `bias`, or `allowed` together with what is in it
-    already.
-    """
+    """Return the lines that check a mask and set `bias`, or `allowed` with what it already has."""
     query = INPUT_NAMES[point.inputs][0]
     wanted = "torch.bool" if convention in ("keep", "drop") else f"{query}.dtype"
     lines = [

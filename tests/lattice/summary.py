@@ -10,9 +10,7 @@ from typing import Any
 
 
 def summary(folder: Path) -> str:
-    """Return how many classes were inferred and conform, and how many clauses were judged for each
-    kind.
-    """
+    """Return how many inferred classes conform, and how many clauses were judged of each kind."""
     files = {path.name: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
     results = [result for name, result in files.items() if not name.startswith("wrong")]
     how = Counter(result["how"] for result in results)

@@ -66,9 +66,7 @@ def test_comparison_lists_new_failures_and_what_was_fixed() -> None:
 
 
 def causes() -> Comparison:
-    """Return a comparison in which an ignored mask breaks two clauses in two dtypes, and another
-    one breaks alone.
-    """
+    """Return a comparison: an ignored mask breaks two clauses in two dtypes, and another alone."""
     ignored = {"diagnosis": "the mask is ignored", "message": "output is <off>"}
     before = report(verdict("x", "MSK-4"), verdict("x", "SHP-1", "fail"))
     after = report(

@@ -1,6 +1,4 @@
-"""How clauses are counted: by kind and level, with a reason for each that was not judged, incorrect
-answers first.
-"""
+"""How clauses are counted: by kind and level, with reasons, incorrect answers first."""
 
 from __future__ import annotations
 
@@ -24,9 +22,9 @@ REFUSALS = ["CFG-1", "CFG-2", "CFG-3", "CFG-6", "SHP-6", "SHP-8", "MSK-12"]
 
 
 def test_kind_of_each_clause() -> None:
-    kinds = {
-        kind: [clause.id for clause in CLAUSES.values() if clause.kind == kind] for kind in KINDS
-    }
+    kinds: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for clause in CLAUSES.values():
+        kinds[clause.kind].append(clause.id)
     assert kinds["refusals"] == REFUSALS
     assert set(kinds["conduct"]) == {
         clause for clause in CLAUSES if clause[:3] in ("STA", "CMP")
@@ -193,9 +191,7 @@ def test_outcome_over_a_minority_says_so() -> None:
 
 
 def unjudged_under(claims: Claims) -> list[Verdict]:
-    """Return a verdict on each clause, with the reasons for which nothing is judged under these
-    claims.
-    """
+    """Return a verdict on each clause, with the reasons why nothing is judged under claims."""
     verdicts = []
     for clause, members in properties().items():
         reasons = [prop.within(claims, "float32") for prop in members]
@@ -211,7 +207,7 @@ def unjudged_under(claims: Claims) -> list[Verdict]:
 
 
 def test_reasons_are_short_and_fit_the_width() -> None:
-    """Whatever is claimed, the reason of each clause that is not judged is a claim or a few words."""
+    """Whatever is claimed, the reason why a clause is not judged is a claim or a few words."""
     few = Claims(
         causal=None, masks=frozenset(), returns_weights=False, cross_attention=False, bias={True}
     )
@@ -228,7 +224,7 @@ def test_reasons_are_short_and_fit_the_width() -> None:
 
 
 def test_incorrect_answers_come_first() -> None:
-    """Before what is not refused, which the contract lists before most answers; advice comes last."""
+    """Before missing refusals, which the contract lists first; advice comes last."""
     verdicts = [
         verdict("x", clause, "fail") for clause in ("CFG-1", "SHP-6", "MSK-10", "NUM-1", "STA-4")
     ]

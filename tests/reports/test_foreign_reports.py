@@ -1,6 +1,4 @@
-"""Reports that others made: a value that no report has is refused, and all other text is shown,
-never acted on.
-"""
+"""Reports of others: impossible values are refused, and texts are shown, never acted on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The HTML report in a real browser: cells open, scripts are copied, keys move the focus, and no
-markup is executed.
-"""
+"""The HTML report in a real browser: cells, scripts, keys, and markup that is not executed."""
 
 from __future__ import annotations
 
@@ -43,12 +41,15 @@ PROLOGUE = """<script>
 window.errors = [];
 addEventListener("error", (event) => errors.push(String(event.message)));
 console.error = (...parts) => errors.push(parts.join(" "));
-Object.defineProperty(navigator, "clipboard", { value: { writeText: async (text) => { window.copied = text; } } });
+const clipboard = { writeText: async (text) => { window.copied = text; } };
+Object.defineProperty(navigator, "clipboard", { value: clipboard });
 </script>"""
 # Put at the end: it takes the steps of a test, and leaves their result in the page.
 EPILOGUE = """<script>(async () => {{
-const press = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {{ key, bubbles: true }}));
-const cell = (clause, place) => document.querySelectorAll(`tr[data-c="${{clause}}"] td button`)[place];
+const pressed = (key) => new KeyboardEvent("keydown", {{ key, bubbles: true }});
+const press = (key) => document.activeElement.dispatchEvent(pressed(key));
+const cells = (clause) => document.querySelectorAll(`tr[data-c="${{clause}}"] td button`);
+const cell = (clause, place) => cells(clause)[place];
 const dialog = document.getElementById("cell");
 const result = {{}};
 {steps}
@@ -91,7 +92,8 @@ def test_cell_opens_to_its_evidence_and_its_script_is_copied(tmp_path: Path) -> 
         cell("MSK-8", 0).click();
         result.open = dialog.open;
         result.text = dialog.innerText;
-        [...dialog.querySelectorAll("button")].find((each) => each.textContent === "copy script").click();
+        const buttons = [...dialog.querySelectorAll("button")];
+        buttons.find((each) => each.textContent === "copy script").click();
         await new Promise((resolve) => setTimeout(resolve, 50));
         result.copied = window.copied;
         result.confirmed = dialog.innerText.includes("copied");
@@ -125,8 +127,9 @@ def test_keys_move_between_cells_and_the_filter_hides_clauses_that_pass(tmp_path
         two_implementations(),
         tmp_path,
         """
-        const rows = () => [...document.querySelectorAll("#matrix tr[data-c]")].filter((row) => row.offsetParent);
-        result.stops = [...document.querySelectorAll("#matrix button")].filter((each) => each.tabIndex === 0).length;
+        const every = (selector) => [...document.querySelectorAll(selector)];
+        const rows = () => every("#matrix tr[data-c]").filter((row) => row.offsetParent);
+        result.stops = every("#matrix button").filter((each) => each.tabIndex === 0).length;
         cell("SHP-1", 0).focus();
         press("ArrowRight");
         result.right = document.activeElement === cell("SHP-1", 1);
@@ -150,8 +153,10 @@ def test_failures_are_found_by_search_and_link_to_their_cells(tmp_path: Path) ->
         two_implementations(),
         tmp_path,
         """
-        const shown = (selector) => [...document.querySelectorAll(selector)].filter((each) => each.offsetParent);
-        const articles = () => shown("article").map((each) => each.querySelector("a").textContent.slice(0, 6));
+        const every = (selector) => [...document.querySelectorAll(selector)];
+        const shown = (selector) => every(selector).filter((each) => each.offsetParent);
+        const title = (article) => article.querySelector("a").textContent.slice(0, 6);
+        const articles = () => shown("article").map(title);
         const type = (text) => {
           const input = document.getElementById("search");
           input.value = text;
@@ -194,11 +199,13 @@ def test_implementations_are_sorted_and_the_report_is_downloaded(tmp_path: Path)
         two_implementations(),
         tmp_path,
         """
-        const header = (text) => [...document.querySelectorAll(".summary th")].find((each) => each.innerText === text);
-        const names = () => [...document.querySelectorAll(".summary tbody th")].map((each) => each.innerText);
+        const every = (selector) => [...document.querySelectorAll(selector)];
+        const header = (text) => every(".summary th").find((each) => each.innerText === text);
+        const names = () => every(".summary tbody th").map((each) => each.innerText);
         const sorted = (text) => { header(text).querySelector("button").click(); return names(); };
         result.given = names();
-        result.orders = [sorted("implementation"), sorted("implementation"), sorted("answers"), sorted("answers")];
+        const columns = ["implementation", "implementation", "answers", "answers"];
+        result.orders = columns.map(sorted);
         result.order = header("answers").ariaSort;
         result.json = await (await fetch(document.getElementById("download").href)).text();
         """,

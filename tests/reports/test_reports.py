@@ -1,6 +1,4 @@
-"""Reports: every format shows the same results, and text in them is never interpreted as markup or
-commands.
-"""
+"""Reports: every format shows the same results, and text is never markup or commands."""
 
 from __future__ import annotations
 

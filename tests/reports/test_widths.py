@@ -1,6 +1,4 @@
-"""At a terminal, lines fit its width: only a word, a path or code that is wider than the terminal
-exceeds it.
-"""
+"""At a terminal, lines fit its width, unless a word, a path or code is wider."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Scripts of failures need torch and the author's file alone: each fails as it was judged, and
-passes once mended.
+"""Scripts of failures need torch and the author's file alone, and pass once that is mended.
 
 Each case is a class, or a function, with a fault, and the line that mends it.
 """
@@ -84,9 +83,7 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class Convention:
-    """A class or a function with a fault. right, wrong: the line, and the fault in its place; how
-    it is declared.
-    """
+    """A class or a function, and how it is declared; right, wrong: the line, and its fault."""
 
     clause: str
     source: str
@@ -266,9 +263,7 @@ def script_of(folder: Path, case: Convention) -> str:
 
 
 def fails_until_mended(folder: Path, case: Convention, script: str, alone: Alone) -> None:
-    """Require that a script fails by its assertion where this package cannot be imported, and then
-    passes.
-    """
+    """Require that a script fails by its assertion where this package is missing, then passes."""
     (folder / "script.py").write_text(script)
     found = alone.run(folder / "script.py")
     assert found.startswith("AssertionError"), (found, script)
