@@ -41,51 +41,45 @@ RESTARTS = 10_000
 CLAUSE_IN_KEYWORD = re.compile(r"\b([A-Za-z]{3}-\d+)\b(?!\])")
 
 
+SEVERAL: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
+NAMES = SEVERAL | {"metavar": "NAME"}
+# As argparse takes them.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "impl": NAMES
+    | {
+        "help": "what to check: registered names, module:object, file.py:Class, NAME=one of these,"
+        " or all (default: what other packages register; if nothing, the built-in implementations)"
+    },
+    "device": NAMES | {"help": "devices: cpu, cuda (default: cpu)"},
+    "dtype": NAMES
+    | {
+        "help": "dtypes; those that an implementation does not claim are skipped (default: float32"
+        " float64; float32 for benchmarks)"
+    },
+    "profile": {
+        "default": None,
+        "metavar": "NAME",
+        "help": "how thorough: quick, default or thorough (default: default; quick for benchmarks)",
+    },
+    "seed": {"default": "0", "metavar": "N", "help": "seed of the cases (default: 0)"},
+    "strict": {"action": "store_true", "help": "require the clauses of level SHOULD too"},
+    "require": SEVERAL | {"metavar": "ID", "help": "require these clauses or families too"},
+    "waivers": {
+        "default": None,
+        "metavar": "FILE",
+        "help": "known failures to accept; see mha waive",
+    },
+    "report": SEVERAL | {"metavar": "FILE", "help": "write reports: .html, .json or .md"},
+}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options, all of which start with --mha-."""
     group = parser.getgroup(
         "mha", "conformance of multi-head attention (write paths before these options)"
     )
-    several: dict[str, Any] = {"action": "extend", "nargs": "+", "metavar": "NAME", "default": []}
-    group.addoption(
-        "--mha-impl",
-        **several,
-        help=(
-            "what to check: registered names, module:object, file.py:Class, NAME=one of these, or"
-            " all (default: what other packages register; if nothing, the built-in implementations)"
-        ),
-    )
-    group.addoption("--mha-device", **several, help="devices: cpu, cuda (default: cpu)")
-    group.addoption(
-        "--mha-dtype",
-        **several,
-        help=(
-            "dtypes; those that an implementation does not claim are skipped (default: float32"
-            " float64; float32 for benchmarks)"
-        ),
-    )
-    group.addoption(
-        "--mha-profile",
-        default=None,
-        metavar="NAME",
-        help="how thorough: quick, default or thorough (default: default; quick for benchmarks)",
-    )
-    group.addoption("--mha-seed", default="0", metavar="N", help="seed of the cases (default: 0)")
-    group.addoption(
-        "--mha-strict", action="store_true", help="require the clauses of level SHOULD too"
-    )
-    group.addoption(
-        "--mha-require", **several | {"metavar": "ID"}, help="require these clauses or families too"
-    )
-    group.addoption(
-        "--mha-waivers",
-        default=None,
-        metavar="FILE",
-        help="known failures to accept; see mha waive",
-    )
-    group.addoption(
-        "--mha-report", **several | {"metavar": "FILE"}, help="write reports: .html, .json or .md"
-    )
+    for name, settings in OPTIONS.items():
+        group.addoption(f"--mha-{name}", **settings)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -96,9 +90,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     from mha.conformance.pytest_plugin.guarded import may_guard, run_in_fork
 
     judges = _has_options(config) or any(map(_is_of_ours, config.args))
-    if (
-        judges and getattr(config.option, "maxworkerrestart", "") is None
-    ):  # of pytest-xdist, not asked for
+    # None where pytest-xdist is installed, and the option is not given.
+    if judges and getattr(config.option, "maxworkerrestart", "") is None:
         config.option.maxworkerrestart = str(RESTARTS)
     if not may_guard(config, judges=judges):
         return None
@@ -134,20 +127,14 @@ def _is_of_ours(argument: str) -> bool:
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect our own folders without importing them as packages, which would give them a second
-    name.
-    """
-    return (
-        pytest.Dir.from_parent(parent, path=path)
-        if _is_ours(path) or _is_ours(path.parent)
-        else None
-    )
+    """Collect our folders without importing them as packages, under a second name."""
+    if _is_ours(path) or _is_ours(path.parent):
+        return pytest.Dir.from_parent(parent, path=path)
+    return None
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect a module of properties as the items of its clauses; in a run of benchmarks, collect
-    those instead.
-    """
+    """Collect a module of properties as the items of its clauses, or else the benchmarks."""
     if _are_benchmarks(file_path) and not parent.session.isinitpath(file_path):
         return pytest_pycollect_makemodule(file_path, parent)
     properties = file_path.parent.name == "properties" and _is_ours(file_path.parent.parent)
@@ -185,10 +172,9 @@ def _is_ours(folder: Path) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let `-k MSK-1` select that clause only, and not MSK-10 too: no hook changes how `-k` matches."""
-    ours = SELECTION in config.stash or any(
-        "check_clause" in getattr(item, "fixturenames", ()) for item in items
-    )
+    """Let `-k MSK-1` not select MSK-10 too, by changing it: no hook changes how `-k` matches."""
+    has_clauses = any("check_clause" in getattr(item, "fixturenames", ()) for item in items)
+    ours = has_clauses or SELECTION in config.stash
     if ours and config.option.keyword:
         config.option.keyword = CLAUSE_IN_KEYWORD.sub(r"\1]", config.option.keyword)
 
@@ -211,9 +197,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attach the verdict to the report of its item, which pytest-xdist carries to the process that
-    prints.
-    """
+    """Attach the verdict to the report of its item, which pytest-xdist carries to its parent."""
     report = yield
     if call.when == "call" and VERDICT in item.stash:
         report.mha_verdict = asdict(item.stash[VERDICT])  # type: ignore[attr-defined]  # an attribute of ours
@@ -222,9 +206,7 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Generator[None]:
-    """Print the verdicts on each implementation, and why benchmarks were skipped, below everything
-    else.
-    """
+    """Print the verdicts, and why benchmarks were skipped, below everything else."""
     yield
     if REPORT in config.stash:
         from mha.conformance.pytest_plugin.summary import summary
@@ -244,9 +226,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Gen
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Keep the verdicts on disk while the run goes on, in the process that prints; watch the
-    others.
-    """
+    """Keep the verdicts on disk while the run goes on; workers of pytest-xdist are watched."""
     if SELECTION not in session.config.stash:
         return
     if hasattr(session.config, "workerinput"):  # of pytest-xdist
@@ -280,9 +260,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     ended = session.exitstatus <= pytest.ExitCode.INTERNAL_ERROR
     empty = session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
     judged = chosen is not None and (ended or (empty and bool(chosen.broken)))
-    if (
-        judged and reporter is not None and not hasattr(session.config, "workerinput")
-    ):  # of pytest-xdist
+    is_worker = hasattr(session.config, "workerinput")  # of pytest-xdist
+    if judged and reporter is not None and not is_worker:
         from mha.conformance.pytest_plugin.summary import finish
 
         finish(session, reporter)

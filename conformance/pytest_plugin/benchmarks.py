@@ -1,11 +1,10 @@
-"""Time and peak memory of every implementation that conforms: `pytest conformance
---benchmark-only`.
-"""
+"""Time and peak memory of implementations that conform: `pytest conformance --benchmark-only`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from math import ceil
 from time import perf_counter
 from typing import Any
@@ -25,23 +24,21 @@ from mha.conformance.results import now
 from mha.implementations.process.torch_state import threads
 from mha.spec import Implementation, Problem
 
-# The clauses that keep an implementation from conforming, by its name, dtype and device: each is
-# judged once a run.
+# The clauses that keep an implementation from conforming, by its name, dtype and device, since each
+# is judged once a run.
 FAILING: pytest.StashKey[dict[tuple[str, str, str], str]] = pytest.StashKey()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a benchmark for each workload and implementation, so that those on one workload run one
-    after another.
-    """
+    """Make a benchmark for each workload, and for it of each implementation, one after another."""
     chosen = selection(metafunc.config)
-    workloads = [
-        replace(workload, threads=count)
-        for dtype in chosen.given.dtypes
-        for device in chosen.given.devices
-        for workload in workloads_of(list(SHAPES), dtype, device)
-        for count in sorted({1, torch.get_num_threads()} if device == "cpu" else {1})
-    ]
+    workloads = []
+    for dtype, device in product(chosen.given.dtypes, chosen.given.devices):
+        threads_tried = {1, torch.get_num_threads()} if device == "cpu" else {1}
+        for workload, count in product(
+            workloads_of(list(SHAPES), dtype, device), sorted(threads_tried)
+        ):
+            workloads.append(replace(workload, threads=count))
     metafunc.parametrize("workload", workloads, ids=id_of)
     metafunc.parametrize(
         "implementation",
@@ -52,10 +49,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def id_of(workload: Workload) -> str:
     """Return the words by which `-k` selects a workload."""
-    mode, count = (
-        "training" if workload.training else "inference",
-        "all_threads" if workload.threads > 1 else "one_thread",
-    )
+    mode = "training" if workload.training else "inference"
+    count = "all_threads" if workload.threads > 1 else "one_thread"
     return f"{workload.case.dtype}-{workload.case.device}-{workload.name}-{mode}-{count}"
 
 
@@ -66,16 +61,18 @@ def test_speed(
     implementation: Implementation,
     workload: Workload,
 ) -> None:
-    """Time an implementation that conforms, and check its results on this workload in every round."""
+    """Time an implementation that conforms, and check its results in every round."""
     name = visible_name(implementation.name)
-    if reason := workload.unclaimed(implementation):
+    reason = workload.unclaimed(implementation)
+    if reason:
         pytest.skip(f"{name} is not timed: {reason}")
-    if failing := failing_clauses(
-        implementation, workload.case.dtype, workload.case.device, request.config
-    ):
+    dtype, device = workload.case.dtype, workload.case.device
+    failing = failing_clauses(implementation, dtype, device, request.config)
+    if failing:
         pytest.fail(f"{name} is not timed: it does not conform ({failing})", pytrace=False)
     with threads(workload.threads):
-        if reason := memory_shortage(implementation, workload):
+        reason = memory_shortage(implementation, workload)
+        if reason:
             pytest.skip(f"{name} is not timed: {reason}")
         try:
             record(benchmark, request.config, implementation, workload)
@@ -86,9 +83,7 @@ def test_speed(
 def record(
     benchmark: Any, config: pytest.Config, implementation: Implementation, workload: Workload
 ) -> None:
-    """Time an implementation with the fixture of pytest-benchmark; raises Violation for an
-    incorrect result.
-    """
+    """Time an implementation with the fixture of pytest-benchmark; raises Violation."""
     problems, reference = problems_of(workload)
     runner = Runner(implementation, workload, problems)
     reference.expect(runner.with_weight_gradients(runner.run()), 0)
@@ -102,8 +97,7 @@ def record(
 
 
 class CheckedRounds:
-    """Rounds that alternate between the inputs of two seeds, each result being checked outside the
-    time.
+    """Rounds that alternate between the inputs of two seeds; results are checked outside the time.
 
     A result that was cached by the address of its inputs is incorrect in the next round.
     """
@@ -123,9 +117,7 @@ class CheckedRounds:
         self.runner.load(1 - self.runner.seed)
 
     def count(self, config: pytest.Config) -> int:
-        """Return how many rounds the options of pytest-benchmark ask for, going by the seconds of
-        one.
-        """
+        """Return how many rounds the options of pytest-benchmark give, by the seconds of one."""
         start = perf_counter()
         self.run()
         seconds = perf_counter() - start
@@ -144,16 +136,14 @@ def problems_of(workload: Workload) -> tuple[list[Problem], Reference]:
 def failing_clauses(
     implementation: Implementation, dtype: str, device: str, config: pytest.Config
 ) -> str:
-    """Return the clauses that keep an implementation from conforming, as text; empty if it
-    conforms.
-    """
+    """Return the clauses that keep an implementation from conforming, as text, or ""."""
     known = config.stash.setdefault(FAILING, {})
     key = implementation.name, dtype, device
     if key not in known:
         resolved = selection(config).implementations[implementation.name]
         settings = selection(config).settings[implementation.name].at(dtype, device)
         verdicts = judge_all(resolved, settings)
-        known[key] = report_of_run(
-            settings, verdicts, targets={implementation.name: ""}, started=now()
-        ).failing
+        targets = {implementation.name: ""}
+        report = report_of_run(settings, verdicts, targets=targets, started=now())
+        known[key] = report.failing
     return known[key]

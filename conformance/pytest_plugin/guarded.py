@@ -1,5 +1,4 @@
-"""A run of pytest in a fork: where code that is judged ends the process, the run is red, and says
-what was reached.
+"""A run of pytest in a fork: where judged code ends the process, the run says what was reached.
 
 Torch is imported only in the fork.
 """
@@ -7,6 +6,7 @@ Torch is imported only in the fork.
 from __future__ import annotations
 
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -18,9 +18,7 @@ from mha.conformance.pytest_plugin.stash import FINISH, JOURNAL, SELECTION
 
 
 def run_in_fork(config: pytest.Config) -> int | None:
-    """Go on in a fork, where None is returned; return the exit status of the run once that has
-    ended.
-    """
+    """Go on in a fork, and return None there; here, return the exit status once that has ended."""
     folder = config.invocation_params.dir
     timeout, before = read_project(folder).call_timeout, descendants()
     adopt_orphans()  # which a fork does not inherit
@@ -39,30 +37,29 @@ def run_in_fork(config: pytest.Config) -> int | None:
 
 
 def watch_worker(config: pytest.Config) -> None:
-    """Let a worker of pytest-xdist end where a call does not return; the process that started it
-    goes on.
-    """
+    """Let a worker of pytest-xdist end where a call does not return; its parent goes on."""
     timeout = config.stash[SELECTION].given.call_timeout
     if timeout and sys.platform == "linux":
         guard.watch_from_outside(timeout)
 
 
 def _said(why: str, folder: Path) -> str:
-    """Return what to say of a run that ended early: why, what was judged at that moment, and what
-    was before.
-    """
+    """Return what to say of a run that ended early: why, what was judged then, and before."""
     from mha.conformance.reports.files import LAST
     from mha.conformance.reports.journal import STARTED, recover
     from mha.conformance.reports.text import visible
 
     reports = recover(folder)
-    verdicts = [verdict for report in reports for verdict in report.verdicts]
-    last = [
-        f"{each.clause} of {each.implementation}" for each in verdicts if each.message == STARTED
-    ]
-    while_judging = f" while it judged {', '.join(last)}" if last else ""
-    kept = f"; what was reached is in {folder / LAST} (mha show)" if reports else ""
-    return visible(f"the run ended early, in the code to be judged: {why}{while_judging}{kept}")
+    last = []
+    for verdict in chain.from_iterable(report.verdicts for report in reports):
+        if verdict.message == STARTED:
+            last.append(f"{verdict.clause} of {verdict.implementation}")
+    said = f"the run ended early, in the code to be judged: {why}"
+    if last:
+        said += f" while it judged {', '.join(last)}"
+    if reports:
+        said += f"; what was reached is in {folder / LAST} (mha show)"
+    return visible(said)
 
 
 def may_guard(config: pytest.Config, *, judges: bool) -> bool:

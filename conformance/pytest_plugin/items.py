@@ -28,30 +28,32 @@ from mha.implementations import Resolved
 
 # The fields of a verdict in an XML report of JUnit; the script is in the text of the failure.
 JUNIT_FIELDS = (
-    *(
-        "implementation",
-        "clause",
-        "level",
-        "dtype",
-        "device",
-        "status",
-        "examples",
-        "cases_to_failure",
-        "margin",
-    ),
-    *("case", "violated", "diagnosis", "message", "arguments", "blocked_by", "seconds"),
+    "implementation",
+    "clause",
+    "level",
+    "dtype",
+    "device",
+    "status",
+    "examples",
+    "cases_to_failure",
+    "margin",
+    "case",
+    "violated",
+    "diagnosis",
+    "message",
+    "arguments",
+    "blocked_by",
+    "seconds",
 )
 
 
 def _is_of_timeout(error: BaseException) -> bool:
-    """Return whether pytest-timeout ends a test, by its own frame: judged code may raise what
-    pytest raises.
-    """
+    """Return whether pytest-timeout ends a test: judged code may raise what pytest raises."""
+    if not issubclass(type(error), pytest.fail.Exception):
+        return False
     limit = getattr(sys.modules.get("pytest_timeout"), "timeout_sigalrm", None)
     own = getattr(limit, "__code__", None)
-    return issubclass(type(error), pytest.fail.Exception) and any(
-        f.f_code is own for f in frames_of(error)
-    )
+    return any(frame.f_code is own for frame in frames_of(error))
 
 
 isolation.STOPS.append(_is_of_timeout)
@@ -68,11 +70,10 @@ class ContractFile(pytest.File):
 
     def _items(self, resolved: Resolved, settings: Settings) -> Iterable[pytest.Item]:
         timeout = settings.limits.timeout if self._may_set_timeout() else 0
-        clauses = [
-            clause
-            for clause in settings.judged_clauses
-            if properties()[clause][0].module == self.path.stem
-        ]
+        clauses = []
+        for clause in settings.judged_clauses:
+            if properties()[clause][0].module == self.path.stem:
+                clauses.append(clause)
         # The dtypes of a clause come one after another, since they share the boundary cases.
         for device, clause, dtype in product(settings.devices, clauses, settings.dtypes):
             item = ContractItem.from_parent(
@@ -114,10 +115,8 @@ class ContractItem(pytest.Item):
         """Judge the clause, and report the verdict in pytest's terms."""
         if KEPT in self.config.stash:
             resolved, *where, settings = self.subject
-            task = Task(*where)
-            self.config.stash[KEPT].note(
-                replace(stopped(resolved, task, settings, ""), message=STARTED)
-            )
+            begun = stopped(resolved, Task(*where), settings, "")
+            self.config.stash[KEPT].note(replace(begun, message=STARTED))
         verdict = self.stash[VERDICT] = judge(*self.subject)
         self.user_properties += properties_of(verdict, self.subject[-1])
         report_outcome(verdict)
@@ -134,14 +133,14 @@ class ContractItem(pytest.Item):
 
 
 def properties_of(verdict: Verdict, settings: Settings) -> Iterator[tuple[str, object]]:
-    """Yield what `--junitxml` shows of a verdict, each in a property of its own; none that is
-    empty.
+    """Yield what `--junitxml` shows of a verdict, each in a property, but nothing empty.
 
     A failure that another one explains has its `blocked_by`: only at the end of the run is it known
     that both fail.
     """
     for name in JUNIT_FIELDS:
-        if value := getattr(verdict, name):
+        value = getattr(verdict, name)
+        if value:
             yield f"mha.{name}", visible(value) if isinstance(value, str) else value
     yield "mha.required", str(verdict.required).lower()
     yield "mha.profile", settings.profile
@@ -157,8 +156,9 @@ class Nonconformance(Exception):
 
 
 def report_outcome(verdict: Verdict) -> None:
-    """End a test in pytest's terms: skip what is not claimed, and expect what is waived, or a
-    SHOULD, to fail.
+    """End a test in pytest's terms: a skip for what is not claimed, an xfail for what is waived.
+
+    A SHOULD that fails is an xfail too.
     """
     if verdict.status == "not_claimed":
         pytest.skip(f"not claimed: {visible_line(verdict.message)}")

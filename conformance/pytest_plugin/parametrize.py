@@ -29,8 +29,7 @@ def parametrize_with_clauses(  # noqa: PLR0913  the public options
     strict: bool = False,
     require: str | Collection[str] = (),
 ) -> pytest.MarkDecorator:
-    """Make a test for each clause, dtype and device: its argument `check_clause` judges the clause
-    when it is called.
+    """Make a test for each clause, dtype and device; its argument `check_clause` judges the clause.
 
     A clause that is not claimed is skipped; a waived one, and a SHOULD that fails, is an expected
     failure. The options are those of `mha.conformance.check`, which raises the same errors.
@@ -44,18 +43,13 @@ def parametrize_with_clauses(  # noqa: PLR0913  the public options
     )
     resolved = resolve_object(implementation)
     settings = given.of_target(resolved)
-    cases = [*product(settings.devices, settings.judged_clauses, settings.dtypes)]
-    return pytest.mark.parametrize(
-        "check_clause",
-        [
-            partial(_expect, resolved, clause, dtype, device, settings)
-            for device, clause, dtype in cases
-        ],
-        ids=[
-            f"{resolved.implementation.name}-{device}-{dtype}-{clause}"
-            for device, clause, dtype in cases
-        ],
-    )
+    checks, names = [], []
+    for device, clause, dtype in product(
+        settings.devices, settings.judged_clauses, settings.dtypes
+    ):
+        checks.append(partial(_expect, resolved, clause, dtype, device, settings))
+        names.append(f"{resolved.implementation.name}-{device}-{dtype}-{clause}")
+    return pytest.mark.parametrize("check_clause", checks, ids=names)
 
 
 def _expect(resolved: Resolved, clause: str, dtype: str, device: str, settings: Settings) -> None:

@@ -6,6 +6,7 @@ import atexit
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,7 @@ class Selection:
 
     @property
     def broken(self) -> dict[str, str]:
-        """Why registered implementations could not be loaded, other than for want of something
-        optional.
-        """
+        """Why registered implementations could not be loaded, though nothing optional lacks."""
         return {entry.name: entry.error for entry in self.unavailable if entry.broken}
 
     def header(self) -> list[str]:
@@ -56,17 +55,13 @@ class Selection:
             f"on: {_described(self.given)}",
             f"with: {packages}",
             *self._notes(),
-            *(
-                f"inferred: {name}; see `mha check`"
-                for name, each in self.implementations.items()
-                if each.inference
-            ),
-            *(
-                f"unavailable: {entry.name} ({entry.target}): {entry.error}"
-                for entry in self.unavailable
-            ),
         ]
-        return [visible_line(line) for line in lines]
+        for name, each in self.implementations.items():
+            if each.inference:
+                lines.append(f"inferred: {name}; see `mha check`")
+        for entry in self.unavailable:
+            lines.append(f"unavailable: {entry.name} ({entry.target}): {entry.error}")
+        return list(map(visible_line, lines))
 
     def _notes(self) -> Iterator[str]:
         """Yield what is special about this run."""
@@ -99,9 +94,8 @@ def _described(settings: Settings) -> str:
 def selection(config: pytest.Config) -> Selection:
     """Return what the options select; an invalid option ends the run with status 2."""
     if SELECTION not in config.stash:
-        atexit.register(
-            gc.freeze
-        )  # spares the interpreter a last garbage collection through all of torch
+        # Spares the interpreter a last garbage collection through all of torch.
+        atexit.register(gc.freeze)
         try:
             config.stash[SELECTION] = _select(config)
         except ValueError as error:
@@ -115,8 +109,8 @@ def _select(config: pytest.Config) -> Selection:
     registered, resolved = _resolve(config)
     implementations = by_name(resolved)
     _validate_reports(config)
-    if file := config.option.mha_waivers:
-        validate_judged(given.waivers, Path(file), implementations)
+    if config.option.mha_waivers:
+        validate_judged(given.waivers, Path(config.option.mha_waivers), implementations)
     settings = {name: given.of_target(each) for name, each in implementations.items()}
     unavailable = tuple(entry for entry in registered if entry.implementation is None)
     return Selection(given, settings, implementations, unavailable, torch_changes(), now())
@@ -131,8 +125,11 @@ def _settings(config: pytest.Config) -> Settings:
         )
     if len(option.mha_seed) > len(str(SEED.most)):
         raise ValueError(f"--mha-seed must be {SEED}, but has {len(option.mha_seed)} digits")
+    profile = option.mha_profile
+    if quick and not profile:
+        profile = "quick"
     settings = Settings.of(
-        option.mha_profile or ("quick" if quick else None),
+        profile or None,
         int(option.mha_seed),
         dtypes=option.mha_dtype or None,
         devices=option.mha_device or None,
@@ -141,21 +138,29 @@ def _settings(config: pytest.Config) -> Settings:
         require=option.mha_require,
         folder=config.invocation_params.dir,
     )
-    in_one_dtype = quick and not option.mha_dtype
-    return replace(settings, dtypes=settings.dtypes[:1]) if in_one_dtype else settings
+    if quick and not option.mha_dtype:
+        return replace(settings, dtypes=settings.dtypes[:1])
+    return settings
 
 
 def _resolve(config: pytest.Config) -> tuple[list[Registered], list[Resolved]]:
     """Return the registered implementations if they were asked for, and those to be judged."""
-    targets = [target for given in config.option.mha_impl for target in _targets(given)]
+    targets = list(chain.from_iterable(map(_targets, config.option.mha_impl)))
     if config.option.mha_impl and not targets:
         raise ValueError(
             "--mha-impl is empty; name an implementation, or leave it out to check what is"
             " registered"
         )
-    registered = discover() if "all" in targets else [] if targets else _registered()
-    named = [each for target in targets if target != "all" for each in resolve(target)]
-    return registered, [*available(registered), *named]
+    registered: list[Registered] = []
+    if "all" in targets:
+        registered = discover()
+    elif not targets:
+        registered = _registered()
+    chosen = list(available(registered))
+    for target in targets:
+        if target != "all":
+            chosen += resolve(target)
+    return registered, chosen
 
 
 def _targets(given: str) -> tuple[str, ...]:
@@ -164,11 +169,10 @@ def _targets(given: str) -> tuple[str, ...]:
 
 
 def _registered() -> list[Registered]:
-    """Return what other packages have registered, or the built-in implementations where there is
-    nothing else.
-    """
+    """Return what other packages have registered; if nothing, the built-in implementations."""
     registered = discover()
-    return [entry for entry in registered if not entry.is_built_in] or registered
+    others = [entry for entry in registered if not entry.is_built_in]
+    return others or registered
 
 
 def _validate_reports(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""The keys of what the plugin stores in pytest's config. Like the plugin, it must not import torch."""
+"""The keys of what the plugin stores in pytest's config. Neither it nor this imports torch."""
 
 from __future__ import annotations
 

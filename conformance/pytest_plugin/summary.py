@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from mha.conformance.reports.files import save_last, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
 from mha.conformance.reports.journal import Journal, journal
 from mha.conformance.reports.layout import WIDTH
+from mha.conformance.reports.merge import by_key, key_of
+from mha.conformance.reports.summary import clauses_in
 from mha.conformance.reports.terminal import matrix, needs_plain
 from mha.conformance.reports.text import (
     brief,
@@ -53,9 +56,8 @@ def finish(session: pytest.Session, reporter: Any) -> None:
         unsaved = save_last(report, session.config.invocation_params.dir)
         warnings = filter(None, [write_step_summary(report), unsaved])
         session.config.stash[UNWRITTEN] = [f"mha: {visible_line(warning)}" for warning in warnings]
-    errors = [
-        error for file in session.config.option.mha_report if (error := write(report, Path(file)))
-    ]
+    files = map(Path, session.config.option.mha_report)
+    errors = list(filter(None, [write(report, file) for file in files]))
     reasons = [*errors, *_reasons(report)]
     if reasons:
         session.config.stash[REASONS] = reasons
@@ -71,7 +73,8 @@ class _Keeper:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Note a verdict, also one of a worker of pytest-xdist."""
-        if data := getattr(report, "mha_verdict", None):
+        data = getattr(report, "mha_verdict", None)
+        if data:
             self.kept.note(_from_dict(data))
 
 
@@ -87,7 +90,7 @@ def _reasons(report: Report) -> Iterator[str]:
     """Yield why not everything could be judged."""
     failed = [verdict for verdict in report.verdicts if verdict.status == "harness_error"]
     if failed:
-        clauses = ", ".join(dict.fromkeys(verdict.clause for verdict in failed))
+        clauses = ", ".join(clauses_in(failed))
         names = ", ".join(dict.fromkeys(visible_name(verdict.implementation) for verdict in failed))
         yield (
             f"the judge or an adapter failed (harness error) on {clauses} of {names}:"
@@ -104,16 +107,15 @@ def _reasons(report: Report) -> Iterator[str]:
 
 def _report(session: pytest.Session, chosen: Selection, verdicts: list[Verdict]) -> Report:
     """Return the report of a run; it is incomplete if the run ended early."""
-    ended_early = (
-        bool(session.shouldfail or session.shouldstop) or session.exitstatus not in COMPLETE
-    )
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    tried = {
-        report.nodeid
-        for report in _reports(reporter)
-        if getattr(report, "when", "collect") != "collect"
-    }
-    ended_early |= len(tried) < session.testscollected  # pytest-xdist may give up
+    ended_early = bool(session.shouldfail or session.shouldstop)
+    if session.exitstatus not in COMPLETE:
+        ended_early = True
+    tried = set()
+    for report in _reports(session.config.pluginmanager.get_plugin("terminalreporter")):
+        if getattr(report, "when", "collect") != "collect":
+            tried.add(report.nodeid)
+    if len(tried) < session.testscollected:  # pytest-xdist may give up
+        ended_early = True
     return _report_of(chosen, verdicts, incomplete=ended_early)
 
 
@@ -132,16 +134,14 @@ def _report_of(chosen: Selection, verdicts: list[Verdict], *, incomplete: bool) 
 
 def _end(verdict: Verdict) -> str:
     """Return the end of a message, which is the error where the message is a traceback."""
-    return visible((verdict.message.strip().splitlines() or [""])[-1])
+    *_, last = ["", *verdict.message.strip().splitlines()]
+    return visible(last)
 
 
 def summary(config: pytest.Config) -> list[str]:
     """Return the lines that end a run: what was judged, the matrix, and the failures."""
-    chosen, report, terminal = (
-        config.stash[SELECTION],
-        config.stash[REPORT],
-        config.get_terminal_writer(),
-    )
+    chosen, report = config.stash[SELECTION], config.stash[REPORT]
+    terminal = config.get_terminal_writer()
     width = max(NARROWEST, min(terminal.fullwidth, WIDTH))
     plain = needs_plain(sys.stdout.encoding)
     drawn = matrix(report.verdicts, width=width, color=terminal.hasmarkup, plain=plain)
@@ -151,26 +151,26 @@ def summary(config: pytest.Config) -> list[str]:
 
 def _reports(reporter: Any) -> list[Any]:
     """Return what was reported on tests and collectors."""
-    return [report for members in reporter.stats.values() for report in members]
+    return list(chain.from_iterable(reporter.stats.values()))
 
 
 def _verdicts(reporter: Any, chosen: Selection) -> list[Verdict]:
-    """Return the verdicts on the items that were run, in this process or in workers of
-    pytest-xdist.
-    """
+    """Return the verdicts on the items that were run, here or in workers of pytest-xdist."""
     reports = _reports(reporter)
-    carried = {
-        report.nodeid: report.mha_verdict for report in reports if hasattr(report, "mha_verdict")
-    }
-    verdicts = [_from_dict(value) for value in carried.values()]
+    carried = {}
     for report in reports:
-        ended = getattr(report, "failed", False) and report.nodeid not in carried
-        if ended and (item := ITEM.search(report.nodeid)):
-            implementation, device, dtype, clause = item.groups()
-            resolved, task = chosen.implementations[implementation], Task(clause, dtype, device)
-            verdicts.append(
-                stopped(resolved, task, chosen.settings[implementation], _reason(report))
-            )
+        if hasattr(report, "mha_verdict"):
+            carried[report.nodeid] = report.mha_verdict
+    verdicts = list(map(_from_dict, carried.values()))
+    for report in reports:
+        if not getattr(report, "failed", False) or report.nodeid in carried:
+            continue
+        item = ITEM.search(report.nodeid)
+        if item:
+            name, device, dtype, clause = item.groups()
+            resolved, settings = chosen.implementations[name], chosen.settings[name]
+            task = Task(clause, dtype, device)
+            verdicts.append(stopped(resolved, task, settings, _reason(report)))
     return verdicts
 
 
@@ -198,17 +198,12 @@ class _Line:
 
 
 def _describe_failures(reporter: Any, report: Report) -> None:
-    """Set what pytest will print about each failure: not until now is it known whether another one
-    explains it.
-    """
-    verdicts = {_key(verdict): verdict for verdict in report.verdicts}
+    """Set what pytest prints about each failure, now that it is known what explains others."""
+    verdicts = by_key(report)
     for failed in reporter.stats.get("failed", ()):
-        if carried := getattr(failed, "mha_verdict", None):
-            failed.longrepr = _Failure(verdicts[_key(_from_dict(carried))])
-
-
-def _key(verdict: Verdict) -> tuple[str, str, str, str]:
-    return verdict.implementation, verdict.device, verdict.dtype, verdict.clause
+        carried = getattr(failed, "mha_verdict", None)
+        if carried:
+            failed.longrepr = _Failure(verdicts[key_of(_from_dict(carried))])
 
 
 def _from_dict(data: dict[str, Any]) -> Verdict:
