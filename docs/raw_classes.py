@@ -174,7 +174,7 @@ def main(only: list[str], *, judged: bool) -> None:
                 title = f"{package} {version(package)}: `{module.rpartition('.')[2]}.{name}`"
                 rows.append(row(title, target, by_hand, judged=judged))
                 print(rows[-1], flush=True)
-    folder = HERE.parent / "tests" / "classes"
+    folder = HERE.parent / "tests" / "readings" / "classes"
     for name, convention in TUTORIALS.items():
         if not only or any(word in name for word in only):
             rows.append(row(convention, f"{folder / name.replace(':', '.py:')}", "", judged=judged))
