@@ -111,9 +111,7 @@ def search_of(way: Way, fault: Fault, prop: Property, seed: int) -> Search | Non
 
 
 def cases_to_failure(way: Way, fault: Fault, prop: Property, seed: int) -> tuple[float, int]:
-    """Return how many cases a way takes up to the first that fails, infinity if none does, and how
-    many it tries.
-    """
+    """Return the cases up to the first that fails, infinity if none does, and those tried."""
     search = search_of(way, fault, prop, seed)
     if search is None:
         return inf, 0
@@ -140,9 +138,7 @@ def _first_of_grid(search: Search) -> tuple[float, int]:
 def measure(
     name: str, seed: int, faults: Sequence[Fault] = FAULTS
 ) -> tuple[list[float], list[float]]:
-    """Return for each fault how many cases a way takes, over all properties that must catch it, and
-    the seconds.
-    """
+    """Return for each fault the cases over all properties that must catch it, and the seconds."""
     counts, seconds = [], []
     for fault in faults:
         start, before, first = process_time(), 0, inf
@@ -160,10 +156,13 @@ def measure(
     return counts, seconds
 
 
+def found_by(counts: Sequence[float], cases: int) -> float:
+    """Return the share of the faults that so many cases find."""
+    return sum(count <= cases for count in counts) / len(counts)
+
+
 def to_svg(counts: Mapping[str, Sequence[float]]) -> str:
-    """Draw the share of the faults that are found against the number of cases, on a logarithmic
-    scale.
-    """
+    """Draw the share of the faults that are found against the logarithm of the number of cases."""
     parts = [
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20}'
@@ -173,10 +172,8 @@ def to_svg(counts: Mapping[str, Sequence[float]]) -> str:
         *_axes(),
     ]
     for number, (name, values) in enumerate(counts.items()):
-        shares = [
-            sum(value <= cases for value in values) / len(values) for cases in range(1, MOST + 1)
-        ]
-        line = "L".join(_point(cases, share) for cases, share in enumerate(shares, 1))
+        points = [_point(cases, found_by(values, cases)) for cases in range(1, MOST + 1)]
+        line = "L".join(points)
         style = (
             f'stroke="{COLORS[number]}" stroke-dasharray="{DASHES[number]}" stroke-width="2"'
             ' fill="none"'
@@ -213,26 +210,17 @@ def _point(cases: int, share: float) -> str:
 def to_markdown(
     counts: Mapping[str, Sequence[float]], seconds: Mapping[str, Sequence[float]]
 ) -> str:
-    """Return the table; times are relative to the default profile, since seconds depend on the
-    machine.
-    """
-    times = {
-        name: mean(
-            time for time, count in zip(seconds[name], values, strict=True) if isfinite(count)
-        )
-        for name, values in counts.items()
-        if any(map(isfinite, values))
-    }
-    rows = [
-        "| cases | "
-        + " | ".join(f"{most} or fewer" for most in MARKS)
-        + " | in all | time to find one |"
-    ]
-    rows.append("|---|" + "---|" * (len(MARKS) + 2))
+    """Return the table; times are relative to the default profile, not to depend on a machine."""
+    times = {}
     for name, values in counts.items():
-        shares = " | ".join(
-            f"{sum(value <= most for value in values) / len(values):.0%}" for most in MARKS
-        )
+        pairs = zip(seconds[name], values, strict=True)
+        of_found = [time for time, count in pairs if isfinite(count)]
+        if of_found:
+            times[name] = mean(of_found)
+    headings = ["cases", *(f"{most} or fewer" for most in MARKS), "in all", "time to find one"]
+    rows = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
+    for name, values in counts.items():
+        shares = " | ".join(f"{found_by(values, most):.0%}" for most in MARKS)
         time = f"{times[name] / times[SUITE]:.1f}" if name in times and SUITE in times else " "
         rows.append(
             f"| {name} | {shares} | {sum(map(isfinite, values))} of {len(values)} | {time} |"

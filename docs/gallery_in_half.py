@@ -88,11 +88,9 @@ class Blended:
 
 
 def fails(implementation: Implementation, clauses: Collection[str], dtype: str) -> bool:
-    """Return whether an implementation fails one of the clauses in a dtype, in the quick profile."""
-    settings, resolved = (
-        Settings(profile="quick", dtypes=(dtype,), strict=True),
-        Resolved(implementation, ""),
-    )
+    """Return whether an implementation fails one of the clauses in a dtype, when judged quickly."""
+    settings = Settings(profile="quick", dtypes=(dtype,), strict=True)
+    resolved = Resolved(implementation, "")
     verdicts = (
         judge(resolved, clause, dtype, "cpu", settings, diagnosed=False) for clause in clauses
     )

@@ -70,12 +70,9 @@ def costs(name: str, case: Case) -> dict[str, float]:
 
 
 def judged(names: tuple[str, ...], share: float) -> float:
-    """Return the seconds that a quick run over some implementations and a share of the clauses
-    takes.
-    """
-    clauses = random.Random(0).sample(sorted(properties()), len(properties()))[
-        : round(share * len(properties()))
-    ]
+    """Return the seconds of a quick run over some implementations and a share of the clauses."""
+    shuffled = random.Random(0).sample(sorted(properties()), len(properties()))
+    clauses = shuffled[: round(share * len(shuffled))]
     start = process_time()
     for name in names:
         check(name, "quick", clauses=clauses, dtypes="float32")
@@ -83,7 +80,7 @@ def judged(names: tuple[str, ...], share: float) -> float:
 
 
 def to_svg(costs_at: Mapping[int, Mapping[str, float]]) -> str:
-    """Draw the time of each part relative to its time in the base case, both axes by powers of 2."""
+    """Draw the time of each part relative to the base case, both axes by powers of 2."""
     steps = max(log2(row[part] / costs_at[1][part]) for row in costs_at.values() for part in row)
     bottom = HEIGHT + 20
     picture = [
@@ -108,19 +105,15 @@ def to_svg(costs_at: Mapping[int, Mapping[str, float]]) -> str:
             for f, row in costs_at.items()
         }
         line = "L".join(f"{across[factor]:.1f} {y:.1f}" for factor, y in heights.items())
-        style, y = (
-            f'stroke="{COLORS[number]}" stroke-width="2" fill="none"',
-            bottom + 46 + 18 * number,
-        )
+        style = f'stroke="{COLORS[number]}" stroke-width="2" fill="none"'
+        y = bottom + 46 + 18 * number
         picture.append(f'<path d="M{line}" {style}/><path d="M{LEFT} {y - 4}h30" {style}/>')
         picture.append(f'<text x="{LEFT + 40}" y="{y}">{part}</text>')
     return "".join(picture) + "</svg>\n"
 
 
 def main(names: list[str]) -> None:
-    """Print a row for each size, with the powers, and the costs of the base case relative to the
-    first.
-    """
+    """Print a row for each size, with the powers, and the costs of the base case."""
     torch.set_num_threads(1)
     for name in names:
         base = costs(name, BASE)
@@ -128,29 +121,19 @@ def main(names: list[str]) -> None:
         print(f"\n| | {' | '.join(base)} |\n|---|{'---|' * len(base)}")
         print(f"| base, relative | {' | '.join(f'{cost / first:.1f}' for cost in base.values())} |")
         for size, fields in SIZES.items():
-            found = {
-                factor: costs(
-                    name,
-                    replace(BASE, **{field: factor * getattr(BASE, field) for field in fields}),
-                )
-                for factor in FACTORS
-            }
+            found = {}
+            for factor in FACTORS:
+                sizes = {field: factor * getattr(BASE, field) for field in fields}
+                found[factor] = costs(name, replace(BASE, **sizes))
             powers = (f"{log2(found[8][part] / found[4][part]):.1f}" for part in base)
             print(f"| {size} | {' | '.join(powers)} |", flush=True)
             if (name, size) == (names[0], "L = S"):
                 (Path(__file__).parent / "growth.svg").write_text(to_svg(found))
     judged(JUDGED[:1], 1.0)  # what only the first run does
-    print(
-        "clauses",
-        *(
-            f"{judged(JUDGED[:1], share) / judged(JUDGED[:1], 0.5):.2f}"
-            for share in (0.25, 0.5, 1.0)
-        ),
-    )
-    print(
-        "implementations",
-        *(f"{judged(JUDGED[:n], 0.5) / judged(JUDGED[:1], 0.5):.2f}" for n in (1, 2, 4)),
-    )
+    growth = [judged(JUDGED[:1], share) / judged(JUDGED[:1], 0.5) for share in (0.25, 0.5, 1.0)]
+    print("clauses", *(f"{factor:.2f}" for factor in growth))
+    growth = [judged(JUDGED[:number], 0.5) / judged(JUDGED[:1], 0.5) for number in (1, 2, 4)]
+    print("implementations", *(f"{factor:.2f}" for factor in growth))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""Make docs/raw-classes.md: attention classes of published packages, given to `mha check` as they
-are.
+"""Make docs/raw-classes.md: attention classes of packages, given to `mha check` as they are.
 
 It needs the packages of `PACKAGES`; torchvision, torchao and others that no attention needs are
 stood in for, so that the packages can be imported without them. `python docs/raw_classes.py NAME
@@ -17,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mha.conformance import check
-from mha.implementations import ImplementationError, resolve
+from mha.implementations import ImplementationError, Resolved, resolve
 
 HERE = Path(__file__).parent
 STOOD_IN = ("torchvision", "torchao", "kagglehub", "datasets", "numba", "blobfile")
@@ -71,9 +70,12 @@ TUTORIALS = {
 }
 HEADER = """# Raw classes of published packages
 
-Given to `mha check` as they are, quick profile, float32, CPU (`python docs/raw_classes.py`). "Understood": formula,
-projections, masks and weights are tested by trial runs; "assumed" names the rows that are not. The lines are those of
-the function in [raw_classes_by_hand.py](raw_classes_by_hand.py) that adapts a class by hand, whose verdict is then
+Given to `mha check` as they are, quick profile, float32, CPU (`python docs/raw_classes.py`). \
+"Understood": formula,
+projections, masks and weights are tested by trial runs; "assumed" names the rows that are not. \
+The lines are those of
+the function in [raw_classes_by_hand.py](raw_classes_by_hand.py) that adapts a class by hand, \
+whose verdict is then
 given. {stood_in} are stood in for: nothing that was judged uses them.
 
 | class | understood | by hand | verdict | judged | fails (required) | advice |
@@ -115,9 +117,9 @@ class Finder(MetaPathFinder, Loader):
 
     def find_spec(self, name, path=None, target=None):
         """Return the spec of a stand-in."""
-        return (
-            ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in STOOD_IN else None
-        )
+        if name.partition(".")[0] in STOOD_IN:
+            return ModuleSpec(name, self, is_package=True)
+        return None
 
     def create_module(self, spec):
         """Return a stand-in."""
@@ -129,41 +131,54 @@ class Finder(MetaPathFinder, Loader):
 
 def row(title: str, target: str, by_hand: str, *, judged: bool) -> str:
     """Return the row of one class, with a verdict if it is to be judged."""
-    name = f"{HERE / 'raw_classes_by_hand.py'}:{by_hand}"
+    lines = ""
     try:
         (resolved,) = resolve(target)
-        understood, lines = "yes", ""
-        assumed = [
-            row.topic for row in resolved.inference.rows if row.evidence.startswith("assumed")
-        ]
-        understood = f"assumed: {', '.join(assumed)}" if assumed else understood
+        understood = understood_in(resolved)
     except ImplementationError as error:
         cause = str(error).partition(". Declare it")[0].partition("needs a declaration: ")
-        understood, lines = f"no: {cause[2] or cause[0]}", ""
+        understood = f"no: {cause[2] or cause[0]}"
         if not by_hand:
             return f"| {title} | {understood} | | | | | |"
-        (resolved,) = resolve(name)
-        function = getattr(sys.modules["raw_classes_by_hand"], by_hand)
-        lines = str(
-            len([line for line in inspect.getsource(function).splitlines() if line.strip()])
-        )
-    if not judged:
-        return f"| {title} | {understood} | {lines} | not judged | | | |"
+        (resolved,) = resolve(f"{HERE / 'raw_classes_by_hand.py'}:{by_hand}")
+        lines = str(lines_of(by_hand))
+    verdict = verdict_on(resolved) if judged else "not judged | | |"
+    return f"| {title} | {understood} | {lines} | {verdict} |"
+
+
+def understood_in(resolved: Resolved) -> str:
+    """Return whether a class is understood, or the topics on which it is only assumed."""
+    assumed = []
+    for inferred in resolved.inference.rows:
+        if inferred.evidence.startswith("assumed"):
+            assumed.append(inferred.topic)
+    return f"assumed: {', '.join(assumed)}" if assumed else "yes"
+
+
+def lines_of(by_hand: str) -> int:
+    """Return how many lines of code a function in raw_classes_by_hand.py has."""
+    function = getattr(sys.modules["raw_classes_by_hand"], by_hand)
+    return sum(bool(line.strip()) for line in inspect.getsource(function).splitlines())
+
+
+def verdict_on(resolved: Resolved) -> str:
+    """Judge a class; return the cells of its verdict, and of what fails or is advised."""
     report = check(resolved.implementation, "quick", dtypes=["float32"])
-    verdicts = [
-        verdict for verdict in report.verdicts if verdict.status not in ("not_claimed", "blocked")
-    ]
-    failed = [v.clause for v in verdicts if not v.conforms]
-    advice = [v.clause for v in verdicts if v.conforms and v.status != "pass"]
-    verdict = "conforms" if report.conforms else "fails"
-    counts = f"{verdict} | {len(verdicts)} | {', '.join(failed)} | {', '.join(advice)}"
-    return f"| {title} | {understood} | {lines} | {counts} |"
+    judged, failed, advice = 0, [], []
+    for verdict in report.verdicts:
+        if verdict.status in ("not_claimed", "blocked"):
+            continue
+        judged += 1
+        if not verdict.conforms:
+            failed.append(verdict.clause)
+        elif verdict.status != "pass":
+            advice.append(verdict.clause)
+    outcome = "conforms" if report.conforms else "fails"
+    return f"{outcome} | {judged} | {', '.join(failed)} | {', '.join(advice)}"
 
 
 def main(only: list[str], *, judged: bool) -> None:
-    """Print the rows of the classes whose targets contain one of the words; without words, write
-    the page.
-    """
+    """Print the rows of targets that contain one of the words; without words, write the page."""
     sys.meta_path.append(Finder())
     warnings.simplefilter("ignore")
     rows = []

@@ -24,7 +24,7 @@ def cross_vit(d_model, n_heads, head_dim, dropout):
 
 
 def whisper(d_model, n_heads):
-    """With its flag for sdpa, any mask means a causal one; without, it is added, and cut to (L, L)."""
+    """With its flag for sdpa, any mask means a causal one; else it is added, and cut to (L, L)."""
     from whisper.model import MultiHeadAttention
 
     class Attention(MultiHeadAttention):
@@ -38,7 +38,7 @@ def whisper(d_model, n_heads):
 
 
 def pyg(d_model, n_heads, dropout):
-    """The attention in the block of torch_geometric, without norms, residual and feed-forward part."""
+    """The attention in the block of torch_geometric, without norms, residual and feed-forward."""
     from torch_geometric.nn.aggr.utils import MultiheadAttentionBlock
 
     class Attention(nn.Module):

@@ -4,7 +4,7 @@ One number of a correct computation is changed by a relative amount, which grows
 rules rejects the output. The rules see the same problems and the same outputs:
 
 - the bound: every element is within the derived bound of the oracle (this is what the judge does);
-- assert_close: `torch.testing.assert_close` at its defaults for the dtype, against the oracle's value;
+- assert_close: `torch.testing.assert_close` at its defaults for the dtype, against the oracle;
 - twice plain: the largest error is at most twice that of the plain formula in the same dtype.
 """
 
@@ -171,9 +171,7 @@ def smallest_scale_error(case: Case) -> float:
 
 
 def directed_rows() -> Iterator[str]:
-    """Yield a row for each size: the median and the largest of the smallest errors that NUM-7
-    rejects.
-    """
+    """Yield a row for each size: the median and the largest of the errors that NUM-7 rejects."""
     for sizes in DIRECTED:
         B, n_heads, L, S, head_dim = sizes
         case = Case(B=B, n_heads=n_heads, L=L, S=S, head_dim=head_dim)
@@ -187,9 +185,7 @@ def directed_rows() -> Iterator[str]:
 
 
 def gradient_rows() -> Iterator[str]:
-    """Yield a row for each size: how much of the gradients of query, key and value rounding
-    explains, by GRD-8.
-    """
+    """Yield a row for each size: how much of the gradients of inputs rounding explains, GRD-8."""
     for sizes in DIRECTED:
         B, n_heads, L, S, head_dim = sizes
         cells = []
@@ -212,9 +208,7 @@ def gradient_rows() -> Iterator[str]:
 
 
 def defect_rows() -> Iterator[str]:
-    """Yield a row for each size: how much of other defects of the output rounding explains, by
-    NUM-7.
-    """
+    """Yield a row for each size: how much of other defects rounding explains, by NUM-7."""
     for sizes in DIRECTED:
         B, n_heads, L, S, head_dim = sizes
         cells = []
@@ -240,9 +234,7 @@ def defect_rows() -> Iterator[str]:
 
 
 def smallest_rejected(rule: Rule, defect: Defect, sample: Sample) -> float:
-    """Return the smallest change from which on every larger one is rejected; infinity if the
-    largest is accepted.
-    """
+    """Return the smallest change from which on all are rejected; infinity if the largest is not."""
     smallest = float("inf")
     for change in sorted(CHANGES, reverse=True):
         if rule(defect(sample.problem, change), sample):
@@ -252,7 +244,7 @@ def smallest_rejected(rule: Rule, defect: Defect, sample: Sample) -> float:
 
 
 def rejected_changes(samples: list[Sample]) -> Iterator[str]:
-    """Yield a row for each defect, from its name on: the smallest changes that each rule rejects."""
+    """Yield a row for each defect, from its name on: the smallest changes that rules reject."""
     for name, defect in DEFECTS.items():
         cells = []
         for rule in RULES.values():
@@ -264,17 +256,16 @@ def rejected_changes(samples: list[Sample]) -> Iterator[str]:
 
 
 def errors_of_correct_outputs(samples: list[Sample]) -> str:
-    """Return the cells of a row: the median and the largest error/bound, and how many outputs each
-    rule rejects.
-    """
-    outputs = [attention(sample.problem, scale_scores=False) for sample in samples]
-    pairs = list(zip(outputs, samples, strict=True))
-    rejected = ", ".join(
-        f"{name} {sum(not rule(*pair) for pair in pairs)}" for name, rule in RULES.items()
-    )
-    expected = [(output.double(), sample.expected.output) for output, sample in pairs]
-    ratios = [float(((output - ball.mid).abs() / ball.rad).max()) for output, ball in expected]
-    return f"{median(ratios):.3f} | {max(ratios):.3f} | {rejected}"
+    """Return the cells of a row: median and largest error/bound, and how many each rule rejects."""
+    ratios, rejected = [], dict.fromkeys(RULES, 0)
+    for sample in samples:
+        output = attention(sample.problem, scale_scores=False)
+        for name, rule in RULES.items():
+            rejected[name] += not rule(output, sample)
+        ball = sample.expected.output
+        ratios.append(float(((output.double() - ball.mid).abs() / ball.rad).max()))
+    counts = ", ".join(f"{name} {number}" for name, number in rejected.items())
+    return f"{median(ratios):.3f} | {max(ratios):.3f} | {counts}"
 
 
 def rounded(change: float) -> str:
