@@ -17,7 +17,8 @@ from statistics import mean
 from time import process_time
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import FEW_LAYOUTS, CaseSpace, Domain
+from mha.conformance.cases.domain import FEW_LAYOUTS, Domain
+from mha.conformance.cases.space import CaseSpace
 from mha.conformance.engine.search import Budget, Search
 from mha.conformance.faults.registry import FAULTS, Fault
 from mha.conformance.properties.registry import Property, properties

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -51,14 +51,12 @@ class Case:
     The same case always makes the same tensors. Its repr omits fields that have their default, and
     runs as code.
 
-    n_heads, head_dim, bias, n_kv_heads, d_value, kdim, vdim: the configuration. d_model: n_heads *
-        head_dim if None.
-    variant: what is not everyday about it, "plain" or a name in `mha.conformance.cases.variants`.
+    n_heads, head_dim, bias, n_kv_heads, d_value, kdim, vdim: the configuration.
     B, L, S: the sizes: items in the batch, queries, keys.
     dtype, device: names, as in torch.
-    mask: a kind of mask, see `mha.conformance.cases.mask_kinds`. mask_axes: the axes along which it
-        may differ, whatever its kind. additive: a boolean mask is given as 0 and -infinity.
-    causal: the `is_causal` flag of the call; alignment: of the causal mask where L != S.
+    mask: a kind of mask, see `mha.conformance.cases.mask_kinds`.
+    causal: the `is_causal` flag of the call.
+    alignment: of the causal mask where L != S.
     inputs: "cross" (three tensors), "self" (one tensor passed three times), "memory" (key and value
         are one tensor), "query_key" (query and key are), or "query_value" (query and value are).
     layout: the memory layout of the inputs, see `mha.conformance.cases.memory_layouts`; "mixed"
@@ -66,14 +64,19 @@ class Case:
     values: the distribution of the numbers, see `mha.conformance.cases.values`.
     mode: train or eval and the gradient mode of the call, see `mha.conformance.cases.modes`.
     need_weights, return_lse: whether the call asks for the weights, and for the log-sum-exp.
-    scale: an explicit scale of the call, as a multiple of 1/sqrt(d_k); None for none. window: as in
-        `Options`.
-    softcap: the cap of the call, None for none. sinks: a kind of sinks in `SINKS`, or "none".
-    slopes: a kind of slopes in `SLOPES`, or "none".
+    seed: of all random numbers.
+    mask_axes: the axes along which the mask may differ, whatever its kind.
+    additive: a boolean mask is given as 0 and -infinity.
     ranks: on how many ranks a sharded implementation runs; 0 for the implementation without ranks.
     projected: whether there are projections; otherwise the inputs are what they would give, as for
         a kernel.
-    seed: of all random numbers.
+    variant: what is not everyday about it, "plain" or a name in `mha.conformance.cases.variants`.
+    d_model: n_heads * head_dim if None.
+    scale: an explicit scale of the call, as a multiple of 1/sqrt(d_k); None for none.
+    window: as in `Options`.
+    softcap: the cap of the call, None for none.
+    sinks: a kind of sinks in `SINKS`, or "none".
+    slopes: a kind of slopes in `SLOPES`, or "none".
 
     >>> Case(L=2, values="large").problem().query.shape
     torch.Size([1, 2, 1])
@@ -114,12 +117,11 @@ class Case:
     slopes: str = "none"
 
     def __repr__(self) -> str:
-        given = ((field, getattr(self, field.name)) for field in fields(self))
-        shown = (
-            f"{f.name}={value!r}"
-            for f, value in given
-            if f.default is MISSING or value != f.default
-        )
+        shown = list[str]()
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                shown.append(f"{field.name}={value!r}")
         return f"Case({', '.join(shown)})"
 
     @property
@@ -131,15 +133,18 @@ class Case:
     @property
     def _of_projections(self) -> Config:
         """The configuration of the projections, those of a kernel's inputs too."""
-        own = self.d_model is not None
+        # With d_model, the width of a head is its own; without, it is d_model / n_heads.
+        d_model, d_head = self.n_heads * self.head_dim, None
+        if self.d_model is not None:
+            d_model, d_head = self.d_model, self.head_dim
         return Config(
-            d_model=self.n_heads * self.head_dim if self.d_model is None else self.d_model,
+            d_model=d_model,
             n_heads=self.n_heads,
             n_kv_heads=self.n_kv_heads,
             kdim=self.kdim,
             vdim=self.vdim,
             bias=self.bias,
-            d_head=self.head_dim if own else None,
+            d_head=d_head,
             d_value=self.d_value,
         )
 
@@ -168,41 +173,47 @@ class Case:
         """
         generator = self.generator
         dtype: torch.dtype = getattr(torch, self.dtype)
+        sizes = self.B, self.L, self.S
         config = self._of_projections
-        weights, *made = make_inputs(
-            self.values, config, (self.B, self.L, self.S), generator, dtype
-        )
-        query, key, value = self._laid_out([x.to(self.device, dtype) for x in made])
-        scores = (self.B, self.n_heads, self.L, self.S)
-        mask = make_mask(
-            self.mask, scores, self.alignment if self.causal else None, generator, self.mask_axes
-        )
-        if mask is not None:
-            if self.additive:
-                mask = to_convention(mask, "additive", torch.float64)
-            if mask.is_floating_point():
-                # A finite entry, however low, must not become -infinity in a narrow dtype.
-                mask = torch.where(
-                    mask.isinf(), mask, mask.clamp(min=torch.finfo(dtype).min / 8)
-                ).to(dtype)
-            mask = mask.to(self.device)
+        weights, *made = make_inputs(self.values, config, sizes, generator, dtype)
+        mask = self._mask(generator, dtype)
         options = Options(mask, self.causal, **self._of_scores)
+        query, key, value = self._laid_out([x.to(self.device, dtype) for x in made])
         problem = Problem(config, weights.to(dtype, self.device), query, key, value, options)
         if not self.projected:
             problem = self.without_projections(problem)
         return problem.change(**changes) if changes else problem
 
+    def _mask(self, generator: torch.Generator, dtype: torch.dtype) -> Tensor | None:
+        """Make the mask, or None."""
+        scores, causal = (self.B, self.n_heads, self.L, self.S), None
+        if self.causal:
+            causal = self.alignment
+        mask = make_mask(self.mask, scores, causal, generator, self.mask_axes)
+        if mask is None:
+            return None
+        if self.additive:
+            mask = to_convention(mask, "additive", torch.float64)
+        if mask.is_floating_point():
+            # A finite entry, however low, must not become -infinity in a narrow dtype, nor with a
+            # score added to it.
+            lowest = torch.finfo(dtype).min / 8
+            mask = torch.where(mask.isinf(), mask, mask.clamp(min=lowest)).to(dtype)
+        return mask.to(self.device)
+
     def without_projections(self, problem: Problem) -> Problem:
-        """Return the attention of the projected heads, which are three tensors, in the layout of
-        the case.
+        """Return the attention of the projected heads, in the layout of the case.
+
+        They are three tensors, whatever shares one before.
         """
         direct = problem.of_heads()
         query, key, value = self._laid_out([direct.query, direct.key, direct.value], "cross")
         return direct.change(query=query, key=key, value=value, square=self.inputs == "self")
 
     def _laid_out(self, inputs: Sequence[Tensor], sharing: str = "") -> tuple[Tensor, ...]:
-        """Return query, key and value in the layout of the case; sharing: which of them are one
-        tensor.
+        """Return query, key and value in the layout of the case.
+
+        sharing: which of them are one tensor, a name in `SHARING`; by default as in the case.
         """
         layouts = MIXED if self.layout == "mixed" else (self.layout,) * 3
         laid_out = [lay_out(layout, x) for layout, x in zip(layouts, inputs, strict=True)]
@@ -213,21 +224,23 @@ def make_sinks(case: Case) -> tuple[float, ...] | None:
     """Return the sinks of a case, one for each head, or None."""
     if case.sinks == "none":
         return None
-    return tuple(SINKS[case.sinks](number) for number in _of_heads(case, 1))
+    make = SINKS[case.sinks]
+    return tuple(make(number) for number in _of_heads(case, 1))
 
 
 def make_slopes(case: Case) -> tuple[float, ...] | None:
     """Return the slopes of a case, one for each head, or None."""
     if case.slopes == "none":
         return None
-    return tuple(
-        SLOPES[case.slopes](head, number) for head, number in enumerate(_of_heads(case, 2))
-    )
+    make = SLOPES[case.slopes]
+    return tuple(make(head, number) for head, number in enumerate(_of_heads(case, 2)))
 
 
 def _of_heads(case: Case, stream: int) -> list[float]:
-    """Return a multiple of 1/4 in [-3, 3] for each head. stream: another one gives other numbers."""
+    """Return a multiple of 1/4 in [-3, 3] for each head.
+
+    stream: another one gives other numbers.
+    """
     generator = torch.Generator().manual_seed(case.seed + stream)
-    return [
-        float(number) / 4 for number in torch.randint(-12, 13, (case.n_heads,), generator=generator)
-    ]
+    drawn = torch.randint(-12, 13, (case.n_heads,), generator=generator)
+    return [number / 4 for number in drawn.tolist()]

@@ -60,9 +60,10 @@ def make_mask(  # noqa: PLR0911  one for each way to make a mask
 ) -> Tensor | None:
     """Return a mask of a kind, or None for "none".
 
-    scores: (B, H, L, S). causal: the alignment of the causal mask that the call adds, if it does.
+    scores: (B, H, L, S).
+    causal: the alignment of the causal mask that the call adds, if it does.
     axes: the mask does not differ along any other axis, whatever its kind; without S, a row allows
-    as many of the first keys as the kind would allow of all.
+        as many of the first keys as the kind would allow of all.
 
     "all": everything is allowed.
     "padding": the first keys of an item, or, unless causal, sometimes the last.
@@ -79,21 +80,21 @@ def make_mask(  # noqa: PLR0911  one for each way to make a mask
     if "S" not in axes:
         mask = make_mask(kind, scores, causal, generator, f"{axes}S")
         return None if mask is None else mask.sort(-1, descending=True).values
-    batch, heads, queries, keys = (
-        size if axis in EXTENTS[kind] and axis in axes else 1
-        for axis, size in zip("BHLS", scores, strict=True)
-    )
-    shape = batch, heads, queries, keys
+    sizes = dict(zip("BHLS", scores, strict=True))
+    for axis in sizes:
+        if axis not in EXTENTS[kind] or axis not in axes:
+            sizes[axis] = 1
+    shape = sizes["B"], sizes["H"], sizes["L"], sizes["S"]
     if kind == "padding":
         return _padding(shape, causal, generator)
     if kind == "single":
-        return torch.arange(keys) == _allowed_key(shape, scores, causal, generator)
+        return torch.arange(sizes["S"]) == _allowed_key(shape, scores, causal, generator)
     if kind == "blocks":
         allowed = _blocks(shape, generator)
         return allowed | _rescue(allowed, scores, causal, generator)
-    allowed = (
-        _drawn(kind, shape, scores, causal, generator).expand(*shape[:3], scores[3]).contiguous()
-    )
+    allowed = _drawn(kind, shape, scores, causal, generator)
+    # MSK-5 does not ask for a mask that is broadcast over the keys.
+    allowed = allowed.expand(*shape[:3], scores[3]).contiguous()
     if kind == "far_bias":
         return torch.zeros(shape, dtype=torch.float64).masked_fill(~allowed, -1e9)
     if kind in OF_NUMBERS:
@@ -126,22 +127,26 @@ def _allowed_key(
 def _blocks(shape: Shape, generator: torch.Generator) -> Tensor:
     batch, heads, queries, keys = shape
     size = 16 if keys < 256 else 128
-    tiles = (
-        torch.rand((batch, heads, -(-queries // size), -(-keys // size)), generator=generator) < 0.5
-    )
-    return tiles.repeat_interleave(size, -1)[..., :keys].repeat_interleave(size, -2)[
-        ..., :queries, :
-    ]
+    counts = -(-queries // size), -(-keys // size)
+    tiles = torch.rand((batch, heads, *counts), generator=generator) < 0.5
+    of_keys = tiles.repeat_interleave(size, -1)[..., :keys]
+    return of_keys.repeat_interleave(size, -2)[..., :queries, :]
 
 
 def _drawn(
     kind: str, shape: Shape, scores: Shape, causal: Alignment | None, generator: torch.Generator
 ) -> Tensor:
-    """Return which pairs of a mask are allowed, each drawn on its own; rows are emptied for kinds
-    of `EMPTY`.
+    """Return which pairs of a mask are allowed, each drawn on its own.
+
+    Rows are emptied for kinds of `EMPTY`.
     """
-    probability = 2.0 if kind == "all" else 0.75 if kind in OF_NUMBERS else 0.5
+    probability = 0.5
+    if kind == "all":
+        probability = 1.0
+    elif kind in OF_NUMBERS:
+        probability = 0.75
     allowed = torch.rand(shape, generator=generator) < probability
+    # A row that the causal mask leaves without a key is one more empty row.
     allowed |= _rescue(allowed, scores, None if kind in EMPTY else causal, generator)
     if kind in EMPTY:
         every = torch.rand((), generator=generator) < 0.125
@@ -154,8 +159,9 @@ def _drawn(
 def _rescue(
     allowed: Tensor, scores: Shape, causal: Alignment | None, generator: torch.Generator
 ) -> Tensor:
-    """Return which pairs to allow as well, so that every row has a key: the first one if causal,
-    else a random one.
+    """Return which pairs to allow as well, so that every row has a key.
+
+    It is the first key if causal, else a random one.
     """
     keys = allowed.shape[-1]
     if causal is None or keys == 1:

@@ -18,8 +18,10 @@ def _around(x: Tensor, *shape: int) -> Tensor:
     On CPUs with AMX, torch reads beyond a row of bfloat16, times zero: large numbers hold a kernel
     to as much as that.
     """
-    finite = x.device.type == "cpu" and traits_of(x.dtype).half
-    return x.new_full(shape, FAR if finite else float("nan"))
+    around = float("nan")
+    if x.device.type == "cpu" and traits_of(x.dtype).half:
+        around = FAR
+    return x.new_full(shape, around)
 
 
 def _transposed(x: Tensor) -> Tensor:
@@ -71,9 +73,7 @@ MIXED = ("transposed", "sliced", "strided")
 
 
 def copy_of(x: Tensor) -> Tensor:
-    """Return a detached copy with the same strides and storage offset, and the same numbers around
-    it in memory.
-    """
+    """Return a detached copy with the same layout, and the same numbers around it in memory."""
     extent = x.untyped_storage().nbytes() // x.element_size()
     whole = x.detach().as_strided((extent,), (1,), 0).clone()
     return whole.as_strided(x.shape, x.stride(), x.storage_offset())
@@ -85,7 +85,8 @@ def leaf_of(x: Tensor) -> Tensor:
 
 
 def lay_out(layout: str, x: Tensor) -> Tensor:
-    """Return x, of shape (batch, length, width), in a layout; the numbers around it in memory would
-    spoil a result.
+    """Return x, of shape (batch, length, width), in a layout.
+
+    The numbers around it in memory would spoil a result.
     """
     return LAYOUTS[layout](x)

@@ -12,8 +12,8 @@ import torch
 class Mode(NamedTuple):
     """The mode of a call.
 
-    training: whether the module is in training mode. enter: makes the context manager of the call,
-        for a device.
+    training: whether the module is in training mode.
+    enter: makes the context manager of the call, for a device.
     code: the source of that context manager, with {device} for the device; empty if there is none.
     """
 

@@ -65,8 +65,9 @@ OLD_NAMES = {"regime": "values", "path": "mode"}
 
 
 def read_case(text: str) -> Case:
-    """Read a case from its repr, without running it as code; raises ValueError, in one line, for
-    anything else.
+    """Read a case from its repr, without running it as code.
+
+    Raises ValueError, in one line, for anything else.
 
     >>> read_case("Case(L=2, regime='large')")
     Case(L=2, values='large')
@@ -134,7 +135,7 @@ def _validate_sizes(case: Case) -> None:
     if case.ranks > MOST_RANKS:
         raise ValueError(f"a case may have at most {MOST_RANKS} ranks")
     width = max(case.n_heads * case.head_dim, case.d_model or 0)
-    key_width, value_width = (given or width for given in (case.kdim, case.vdim))
+    key_width, value_width = case.kdim or width, case.vdim or width
     shapes = {"query": (case.L, width), "key": (case.S, key_width), "value": (case.S, value_width)}
     numbers = {name: _product(case.B, *shape) for name, shape in shapes.items()}
     numbers["contexts"] = _product(case.B, case.L, case.n_heads, case.d_value or case.head_dim)

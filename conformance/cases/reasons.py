@@ -10,8 +10,10 @@ OTHER_DTYPES = "other dtypes"
 
 @dataclass(frozen=True, slots=True)
 class NeedsClaim:
-    """A claim is missing: a field of `Claims`, with the value that is needed if it is not the only
-    other one.
+    """A claim is missing.
+
+    field: of `Claims`.
+    value: the one that is needed, if it is not the only other one.
 
     >>> reason = NeedsClaim("masks", '{"float"}')
     >>> str(reason), reason.topic
@@ -53,8 +55,9 @@ class OtherDtypes:
 
 @dataclass(frozen=True, slots=True)
 class NotApplicable:
-    """Any other reason, in words; the topic is what reports count it under, or "" for the words
-    themselves.
+    """Any other reason, in words.
+
+    topic: what reports count it under, or "" for the words themselves.
     """
 
     text: str

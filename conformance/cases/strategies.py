@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import SIZES, VOLUMES, CaseSpace, Domain
+from mha.conformance.cases.domain import SIZES, VOLUMES, Domain
+from mha.conformance.cases.space import CaseSpace
 
 BASE = 64
-FEW_CHOICES = 99  # so many or fewer, for the reason that `integers` gives
+# So many or fewer, for the reason that `integers` gives.
+FEW_CHOICES = 99
+# The most heads, and the widest one, of most random cases: small ones run fast, and shrink well.
+FEW_HEADS, NARROW_HEAD = 4, 8
 TILES = (16, 32, 64, 128, 256, 512)
 # Sizes that code may confuse without failing where they are equal: in some cases, the second takes
 # the first's value.
@@ -31,26 +35,30 @@ def drawn_cases(space: CaseSpace) -> SearchStrategy[Case]:
     """Return the strategy of the random phase; each field shrinks towards its first level."""
     domain, longest = space.domain, space.longest
     limit = min(longest, domain.max_length)
+    few_heads = max(domain.min_heads, min(domain.max_heads, FEW_HEADS))
+    widest = max(domain.min_head_dim, NARROW_HEAD)
+    # The order of the fields is that in which they are drawn: another one gives other cases.
     fields: dict[str, SearchStrategy[Any]] = {
         "L": lengths(domain.min_L, limit),
         "S": lengths(domain.min_S, limit),
         "n_heads": (
-            st.integers(domain.min_heads, max(domain.min_heads, min(domain.max_heads, 4)))
+            st.integers(domain.min_heads, few_heads)
             | st.integers(domain.min_heads, domain.max_heads)
         ),
-        "head_dim": st.integers(domain.min_head_dim, max(domain.min_head_dim, 8)),
+        "head_dim": st.integers(domain.min_head_dim, widest),
         "B": st.integers(domain.min_B, domain.max_B),
     }
     if domain.scale == "long":
         fields |= {"L": st.integers(1, 40), "S": integers(longest // 8, longest)}
     elif domain.scale == "wide":
         fields = {}
-    levels = domain.levels(longest).items()
-    fields |= {name: st.sampled_from(values) for name, values in levels if name not in fields}
+    for name, levels in domain.levels(longest).items():
+        if name not in fields:
+            fields[name] = st.sampled_from(levels)
     fields["seed"] = integers(0, 2**16)
-    fields["equal"] = (
-        st.none() | st.sampled_from(COINCIDENCES) if domain.scale == "small" else st.none()
-    )
+    fields["equal"] = st.none()
+    if domain.scale == "small":
+        fields["equal"] = st.none() | st.sampled_from(COINCIDENCES)
 
     def case_of(drawn: tuple[Any, ...]) -> Case:
         row = dict(zip(fields, drawn, strict=True))
@@ -86,9 +94,11 @@ def simpler_cases(space: CaseSpace, case: Case) -> SearchStrategy[Case]:
     @st.composite
     def cases(draw: Callable[[SearchStrategy[Any]], Any]) -> Case:
         row = {}
-        for field, levels in (*space.domain.levels(space.longest).items(), ("seed", (0,))):
+        levels_of = space.domain.levels(space.longest) | {"seed": (0,)}
+        for field, simpler in levels_of.items():
             value = getattr(case, field)
-            simpler = levels[: levels.index(value)] if value in levels else levels
+            if value in simpler:
+                simpler = simpler[: simpler.index(value)]
             kept = (value,) * max(1, min(7 * len(simpler), FEW_CHOICES - len(simpler)))
             row[field] = draw(st.sampled_from((*simpler, *kept)))
         return space.case(row)
@@ -114,9 +124,7 @@ def integers(smallest: int, largest: int) -> SearchStrategy[int]:
 
 
 def lengths(smallest: int, longest: int) -> SearchStrategy[int]:
-    """Return a strategy of lengths: mostly small ones, and multiples of a tile size, plus or minus
-    1 or exactly.
-    """
+    """Return a strategy of lengths: mostly small ones, or at most 1 off a multiple of a tile."""
     small = st.integers(smallest, max(smallest, min(longest, 8)))
     tiles = [tile for tile in TILES if tile + 1 <= longest]
     if not tiles or smallest >= tiles[0]:

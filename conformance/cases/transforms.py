@@ -15,51 +15,46 @@ from mha.spec.dtypes import computable
 
 
 def passing_heads(problem: Problem) -> Problem:
-    """Set W_o to the identity and b_o to zero, so that the output is the contexts of the heads,
-    concatenated.
+    """Set W_o to the identity and b_o to zero, so that the output is the heads' contexts.
 
     With heads of their own width (`Config.d_head`), it is cut to d_model columns, or filled up with
     zeros.
     """
-    eye = torch.eye(
-        *problem.weights.w_o.shape, dtype=problem.query.dtype, device=problem.query.device
-    )
-    b_o = problem.weights.b_o
+    w_o, b_o = problem.weights.of("o")
+    eye = torch.eye(*w_o.shape, dtype=problem.query.dtype, device=problem.query.device)
     return problem.change(w_o=eye, b_o=None if b_o is None else torch.zeros_like(b_o))
 
 
 def zeroed(problem: Problem, *names: str) -> Problem:
     """Set the weights of these names to zero; names that it does not have are ignored."""
-    return problem.change(
-        **{
-            name: (computable(tensor) * 0).to(tensor.dtype)
-            for name, tensor in problem.weights.named()
-            if name in names
-        }
-    )
+    zeros = dict[str, Tensor]()
+    for name, tensor in problem.weights.named():
+        if name in names:
+            zeros[name] = (computable(tensor) * 0).to(tensor.dtype)
+    return problem.change(**zeros)
 
 
 def with_weights_as_output(case: Case, claims: Claims) -> Problem:
-    """Return a problem of the case whose output shows the weights: see `weights_in`. d_k is S, or
-    more.
+    """Return a problem of the case whose output shows the weights: see `weights_in`.
+
+    d_k is S, or more.
     """
     width = max(case.head_dim, case.S, case.L if case.inputs == "self" else 1)
     return showing_weights(with_width(case, claims, width).problem())
 
 
 def with_width(case: Case, claims: Claims, width: int) -> Case:
-    """Return the case with heads of at least this width; it is a claimed one, unless none is as
-    large.
-    """
+    """Return the case with heads of at least this width, a claimed one if any is as large."""
     return replace(case, head_dim=max(width, claims.sizes.fit_head_dim(width)))
 
 
 def showing_weights(problem: Problem, copies: int = 1) -> Problem:
-    """Change a problem so that the first columns of each head's output are its weights, so many
-    times side by side.
+    """Change a problem so that the first columns of each head's output are its weights.
 
-    Each value is one-hot, and so are query and key where they are the same tensor. problem: with
-    d_k of copies * S, or more.
+    Each value is one-hot, and so are query and key where they are the same tensor.
+
+    problem: with d_k of copies * S, or more.
+    copies: how many times the weights are there, side by side.
     """
     batch, length, width = problem.value.shape
     eye = torch.eye(length, width, dtype=problem.query.dtype, device=problem.query.device)
@@ -67,27 +62,25 @@ def showing_weights(problem: Problem, copies: int = 1) -> Problem:
     problem = problem.map_inputs(lambda x: one_hot if x is problem.value else x)
     spare = problem.config.head_dim - copies * length
     of_a_head = torch.nn.functional.pad(eye.repeat(copies, 1), (0, 0, 0, spare))
-    return zeroed(passing_heads(problem), "b_v").change(
-        w_v=of_a_head.repeat(problem.config.kv_heads, 1)
-    )
+    w_v = of_a_head.repeat(problem.config.kv_heads, 1)
+    return zeroed(passing_heads(problem), "b_v").change(w_v=w_v)
 
 
 def weights_in(output: Tensor, problem: Problem) -> Tensor:
-    """Return the weights (B, H, L, S) that an output (B, L, D) shows, for `with_weights_as_output`."""
+    """Return the weights (B, H, L, S) that the output (B, L, D) of `showing_weights` has."""
     _, heads, _, keys = problem.shape
     parts: Tensor = output.unflatten(-1, (heads, problem.config.head_dim)).transpose(1, 2)
     return parts[..., :keys]
 
 
 def select_keys(problem: Problem, keys: Tensor) -> Problem:
-    """Select keys and values by index, in the order given; the queries of self-attention change
-    with them.
+    """Select keys and values by index, in the order given.
 
-    The mask stays as it is.
+    The queries of self-attention change with them. The mask stays as it is.
     """
-    selected = {id(problem.key), id(problem.value)} | (
-        {id(problem.query)} if problem.square else set()
-    )
+    selected = {id(problem.key), id(problem.value)}
+    if problem.square:
+        selected.add(id(problem.query))
     return problem.map_inputs(lambda x: x[:, keys] if id(x) in selected else x)
 
 
@@ -97,11 +90,9 @@ def select_queries(problem: Problem, rows: Tensor, alignment: Alignment | None) 
     For a few queries, memory is linear in the number of keys.
     """
     queries, keys = problem.query.shape[1], problem.key.shape[1]
-    mask = (
-        problem.mask
-        if problem.mask is None or problem.mask.shape[2] == 1
-        else problem.mask[:, :, rows]
-    )
+    mask = problem.mask
+    if mask is not None and mask.shape[2] > 1:
+        mask = mask[:, :, rows]
     if problem.is_causal:
         offset = keys - queries if alignment == "bottom_right" else 0
         positions = (rows + offset).to(problem.query.device).unsqueeze(1)
@@ -118,9 +109,8 @@ def as_claimed(claims: Claims, problem: Problem, allowed: Tensor) -> Problem:
 def as_wide_as_claimed(mask: Tensor, problem: Problem, claims: Claims) -> Tensor:
     """Expand a mask (B or 1, H or 1, L or 1, S) along the axes along which masks may differ."""
     differs = claims.per_item_mask, claims.per_head_mask, claims.per_query_mask, True
-    return mask.expand(
-        *(size if claimed else -1 for size, claimed in zip(problem.shape, differs, strict=True))
-    )
+    sizes = zip(problem.shape, differs, strict=True)
+    return mask.expand(*(size if claimed else -1 for size, claimed in sizes))
 
 
 def item(problem: Problem, index: int) -> Problem:
@@ -143,47 +133,44 @@ def extra_keys(claims: Claims) -> list[str]:
 
 
 def with_extra(problem: Problem, case: Case, extra: str) -> Problem:
-    """Return the problem with one of `mha.spec.claims.EXTRAS` added; for "unbatched", a batch of
-    one item.
+    """Return the problem with one of `mha.spec.claims.EXTRAS` added.
+
+    For "unbatched", it is a batch of one item.
     """
     if extra == "unbatched":
-        mask = (
-            problem.mask if problem.mask is None or problem.mask.shape[0] == 1 else problem.mask[:1]
-        )
-        return problem.map_inputs(lambda x: x[:1]).change(mask=mask)
+        return item(problem, 0)
+    config = replace(problem.config, **{extra: True})
     weights = problem.weights
     if extra == "bias_kv":
-        seed = int(torch.randint(2**31, (1,), generator=case.generator))  # that of its weights
-        drawn = Weights.random(replace(problem.config, bias_kv=True), seed).to(
-            problem.query.dtype, case.device
-        )
+        drawn = _weights_of(case, config, problem.query.dtype)
         weights = replace(weights, extra_k=drawn.extra_k, extra_v=drawn.extra_v)
-    return problem.change(config=replace(problem.config, **{extra: True}), weights=weights)
+    return problem.change(config=config, weights=weights)
+
+
+def _weights_of(case: Case, config: Config, dtype: torch.dtype) -> Weights:
+    """Return the weights that a case has with another configuration."""
+    seed = int(torch.randint(2**31, (1,), generator=case.generator))  # as in `make_inputs`
+    return Weights.random(config, seed).to(dtype, case.device)
 
 
 def with_config(case: Case, config: Config) -> Problem:
-    """Return the case's problem with another configuration: weights of its own, and inputs of the
-    widths it needs.
+    """Return the case's problem with another configuration.
 
-    Inputs that are one tensor stay one tensor if they have one width.
+    It has weights of its own, and inputs of the widths it needs. Inputs that are one tensor stay
+    one tensor if they have one width.
     """
     if not case.projected:
-        return case.without_projections(
-            with_config(replace(case, projected=True), _of_projections(config))
-        )
-    problem, seed = (
-        case.problem(),
-        int(torch.randint(2**31, (1,), generator=case.generator)),
-    )  # that of its weights
-    weights = Weights.random(config, seed).to(problem.query.dtype, case.device)
+        projected = with_config(replace(case, projected=True), _of_projections(config))
+        return case.without_projections(projected)
+    problem = case.problem()
+    weights = _weights_of(case, config, problem.query.dtype)
     generator, made = case.generator, dict[tuple[int, int], Tensor]()
 
     def fitted(x: Tensor, width: int) -> Tensor:
+        if x.shape[-1] == width:
+            return x
         if (id(x), width) not in made:
-            fits = x.shape[-1] == width
-            made[id(x), width] = (
-                x if fits else torch.randn(*x.shape[:2], width, generator=generator).to(x)
-            )
+            made[id(x), width] = torch.randn(*x.shape[:2], width, generator=generator).to(x)
         return made[id(x), width]
 
     query, key = fitted(problem.query, config.d_model), fitted(problem.key, config.key_width)
@@ -197,8 +184,7 @@ def _of_projections(config: Config) -> Config:
 
 
 def with_other_options(case: Case, claims: Claims) -> Config:
-    """Return a case's configuration with one or more of the other options that are claimed, by the
-    seed of the case.
+    """Return a case's configuration with one or more of the other claimed options, by its seed.
 
     They are kdim and vdim, heads of their own width, and extra keys. The configuration itself if
     none is claimed.
@@ -211,6 +197,7 @@ def with_other_options(case: Case, claims: Claims) -> Config:
     if claims.own_head_dim:
         own = as_variant(case, "own_width", claims)
         options.append({"d_model": own.d_model, "d_head": own.head_dim})
+    # The bits of a number from 1 say which options are chosen.
     chosen = case.seed % max(1, 2 ** len(options) - 1) + 1
     for place, option in enumerate(options):
         if chosen >> place & 1:

@@ -15,8 +15,9 @@ Made = tuple[Weights, Tensor, Tensor, Tensor]
 
 
 class Source(NamedTuple):
-    """What values are made with: a generator, and how far from 1 they may go in the dtype
-    (`DtypeTraits.far`).
+    """What values are made with.
+
+    far: how far from 1 they may go in the dtype (`DtypeTraits.far`).
     """
 
     generator: torch.Generator
@@ -31,10 +32,13 @@ def _integers(weights: Weights, query: Tensor, key: Tensor, value: Tensor, sourc
 
 def _uniform(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
     """Zero projected queries: all keys have the same score, so the context is a mean."""
-    zeros = {
-        name: tensor * 0 if name in ("w_q", "b_q") else tensor for name, tensor in weights.named()
-    }
-    return Weights(**zeros), query, key, value.round()
+    return _zeroed(dict(weights.named()), "w_q", "b_q"), query, key, value.round()
+
+
+def _zeroed(named: dict[str, Tensor], *names: str) -> Weights:
+    """Return weights with zeros for these names, where there are such tensors."""
+    zeros = {name: named[name] * 0 for name in names if name in named}
+    return Weights(**named | zeros)
 
 
 def _copying(weight: Tensor) -> Tensor:
@@ -44,18 +48,17 @@ def _copying(weight: Tensor) -> Tensor:
 
 
 def _selection(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """One key of each item has a score so large that the weights of all others underflow to zero."""
+    """One key of each item has so large a score that all other weights underflow to zero."""
     named = dict(weights.named()) | {"w_q": _copying(weights.w_q), "w_k": _copying(weights.w_k)}
-    named |= {name: named[name] * 0 for name in ("b_q", "b_k") if name in named}
     winner = torch.randint(max(key.shape[1], 1), (key.shape[0], 1), generator=source.generator)
     chosen = (torch.arange(key.shape[1]) == winner).unsqueeze(-1)
-    return Weights(**named), torch.ones_like(query), 64.0 * chosen * torch.ones_like(key), value
+    # With the usual scale, the winner's score is 64 sqrt(d_k), and e^-64 is below every roundoff.
+    key = 64.0 * chosen * torch.ones_like(key)
+    return _zeroed(named, "b_q", "b_k"), torch.ones_like(query), key, value
 
 
 def _large(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """Scores in the hundreds and thousands: exp overflows unless the maximum of the row is
-    subtracted first.
-    """
+    """Scores in the hundreds and thousands: exp overflows unless a row's maximum is subtracted."""
     return weights, 30 * query, 30 * key, value
 
 
@@ -65,13 +68,16 @@ def _offset(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source:
 
 
 def _low(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """All scores of a row close to one another, and below the finite numbers that masked scores are
-    usually set to.
+    """All scores of a row close to one another, and lower than what masked scores are set to.
+
+    That is usually a finite number, such as -1e4 or -1e9.
     """
+    # Queries near 384 and keys near -384 have products near -147456 d_k. Their own numbers differ
+    # from 384 by multiples of 1 / 4096, which are exact beside it in float32.
     far = min(source.far, 384.0)
     named = dict(weights.named()) | {"w_q": _copying(weights.w_q), "w_k": -_copying(weights.w_k)}
-    named |= {name: named[name] * 0 for name in ("b_q", "b_k") if name in named}
-    return Weights(**named), (8 * query).round() / 4096 + far, (8 * key).round() / 4096 + far, value
+    query, key = (8 * query).round() / 4096 + far, (8 * key).round() / 4096 + far
+    return _zeroed(named, "b_q", "b_k"), query, key, value
 
 
 def _duplicates(
@@ -120,11 +126,13 @@ def make_inputs(
     generator: torch.Generator,
     dtype: torch.dtype = torch.float64,
 ) -> Made:
-    """Return weights, query (B, L, D), key (B, S, kdim) and value (B, S, vdim), in float64 on the
-    CPU.
+    """Return weights, query (B, L, D), key (B, S, kdim) and value (B, S, vdim).
 
-    values: a name in `VALUES`. sizes: (B, L, S). dtype: the dtype that they will be rounded to, and
-    must not overflow.
+    They are in float64 on the CPU.
+
+    values: a name in `VALUES`.
+    sizes: (B, L, S).
+    dtype: the dtype that they will be rounded to, and must not overflow.
     """
     batch, queries, keys = sizes
 
@@ -137,6 +145,5 @@ def make_inputs(
         normal(keys, config.key_width),
         normal(keys, config.value_width),
     )
-    return VALUES[values](
-        Weights.random(config, seed), *inputs, Source(generator, traits_of(dtype).far)
-    )
+    source = Source(generator, traits_of(dtype).far)
+    return VALUES[values](Weights.random(config, seed), *inputs, source)

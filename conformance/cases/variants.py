@@ -19,8 +19,10 @@ WIDE = 64
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant of a configuration. claim: what it needs. fields: those of a case that differ, by
-    the case's seed.
+    """A variant of a configuration.
+
+    claim: what it needs.
+    fields: the fields of a case that differ, by the case's seed.
     """
 
     claim: str
@@ -29,8 +31,10 @@ class Variant:
 
 def _grouped(case: Case, claims: Claims) -> Fields:
     """Return fewer key/value heads than query heads; none for one head."""
-    counts = [count for count in range(1, case.n_heads) if case.n_heads % count == 0]
-    return {"n_kv_heads": counts[case.seed % len(counts)]} if counts else {}
+    divisors = [count for count in range(1, case.n_heads) if case.n_heads % count == 0]
+    if not divisors:
+        return {}
+    return {"n_kv_heads": divisors[case.seed % len(divisors)]}
 
 
 def _own_width(case: Case, claims: Claims) -> Fields:
@@ -38,26 +42,27 @@ def _own_width(case: Case, claims: Claims) -> Fields:
 
     Up to 2 is added to d_model, so that `n_heads` need not divide it.
     """
-    d_model = case.n_heads * case.head_dim + case.seed % 3
+    added, which = case.seed % 3, case.seed // 3
+    d_model = case.n_heads * case.head_dim + added
     widths = _claimed_widths(claims)
     others = [width for width in widths if width * case.n_heads != d_model] or widths
-    return {"d_model": d_model, "head_dim": others[case.seed // 3 % len(others)]}
+    return {"d_model": d_model, "head_dim": others[which % len(others)]}
 
 
 def _other_widths(case: Case, claims: Claims) -> Fields:
-    """Return widths of key and value other than d_model; each of the two is d_model one time in
-    three.
-    """
+    """Return widths of key and value other than d_model; each is d_model one time in three."""
     d_model = case.n_heads * case.head_dim
+    # Widths from 1 to 7: as small as those of most cases, and most of them odd.
     kdim, vdim = 1 + case.seed % 7, 1 + case.seed // 7 % 7
     if d_model >= WIDE:
         kdim, vdim = d_model // 2, 2 * d_model
     if case.inputs == "memory":
         return {"kdim": kdim, "vdim": kdim}
-    return {
-        "kdim": None if case.seed % 3 == 1 else kdim,
-        "vdim": None if case.seed % 3 == 2 else vdim,
-    }
+    if case.seed % 3 == 1:
+        return {"kdim": None, "vdim": vdim}
+    if case.seed % 3 == 2:
+        return {"kdim": kdim, "vdim": None}
+    return {"kdim": kdim, "vdim": vdim}
 
 
 def _value_width(case: Case, claims: Claims) -> Fields:
@@ -73,9 +78,8 @@ def _value_width(case: Case, claims: Claims) -> Fields:
 
 def _claimed_widths(claims: Claims) -> list[int]:
     """Return widths of heads that are claimed, the smallest first."""
-    return sorted(
-        {claims.sizes.fit_head_dim(width) for width in claims.sizes.head_dims or OWN_WIDTHS}
-    )
+    widths = claims.sizes.head_dims or OWN_WIDTHS
+    return sorted({claims.sizes.fit_head_dim(width) for width in widths})
 
 
 VARIANTS = {
@@ -87,9 +91,7 @@ VARIANTS = {
 
 
 def as_variant(case: Case, name: str, claims: Claims) -> Case:
-    """Return a variant of a case, of sizes that are claimed; the case itself for "plain", and where
-    there is none.
-    """
+    """Return a variant of a case, of claimed sizes, or the case itself if there is none."""
     if name == "plain":
         return case
     fields = VARIANTS[name].fields(case, claims)

@@ -20,6 +20,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.claimed import fit_sizes
 from mha.conformance.cases.domain import BOTH, CLAIMED_INPUTS, DENSE, Domain
 from mha.conformance.cases.modes import MODES
+from mha.conformance.cases.space import CaseSpace
 from mha.conformance.harness.recording import BuildStep, CallStep, RecordedOutput
 from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.registry import Property, PropertyFunction
@@ -195,6 +196,8 @@ def plain_cases(session: Session, sizes: Sequence[Sizes]) -> Iterator[Case]:
     if not isinstance(domain, Domain):
         return
     inputs = CLAIMED_INPUTS[session.claims.cross_attention][0]
+    longest = max(session.case.L, session.case.S)
+    space = CaseSpace(domain, session.claims, session.case.dtype, session.case.device, longest)
     for number, (mask, causal, own) in enumerate(product(domain.masks, domain.causal, sizes)):
         row: dict[str, Any] = dict(zip(NAMES, own, strict=True))
         row |= {
@@ -204,7 +207,7 @@ def plain_cases(session: Session, sizes: Sequence[Sizes]) -> Iterator[Case]:
             "bias": domain.bias[0],
             "seed": number,
         }
-        yield domain.case(session.claims, session.case.dtype, session.case.device, row)
+        yield space.case(row)
 
 
 def calls_of(function: PropertyFunction, session: Session, case: Case) -> list[Evidence]:

@@ -14,8 +14,9 @@ from hypothesis.strategies import SearchStrategy
 
 from mha.conformance.cases.boundary import boundary_cases, varied
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import DENSE, CaseSpace
+from mha.conformance.cases.domain import DENSE
 from mha.conformance.cases.reasons import Reason
+from mha.conformance.cases.space import CaseSpace
 from mha.conformance.cases.strategies import drawn_cases, simpler_cases
 from mha.conformance.engine.constants import only_readable_modules
 from mha.conformance.engine.preconditions import (

@@ -22,12 +22,12 @@ from mha.conformance.cases.domain import (
     MOST_VALUES,
     SIZES,
     TILE_EDGES,
-    CaseSpace,
     Domain,
 )
 from mha.conformance.cases.mask_kinds import BOOLEAN, EMPTY, FLOAT
 from mha.conformance.cases.modes import MODES
 from mha.conformance.cases.parsing import read_case
+from mha.conformance.cases.space import CaseSpace
 from mha.conformance.cases.strategies import drawn_cases, integers
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.settings import PROFILES, Profile

@@ -8,7 +8,8 @@ import pytest
 
 from mha.conformance import check
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import CaseSpace, Domain
+from mha.conformance.cases.domain import Domain
+from mha.conformance.cases.space import CaseSpace
 from mha.conformance.engine.property_run import run_property
 from mha.conformance.engine.search import Budget, PropertyResult, Search
 from mha.conformance.engine.sensitivity import Outcome, outcome

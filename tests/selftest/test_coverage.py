@@ -10,7 +10,8 @@ import pytest
 
 from mha.conformance import check
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import CaseSpace, Domain
+from mha.conformance.cases.domain import Domain
+from mha.conformance.cases.space import CaseSpace
 from mha.conformance.engine.search import Budget, Search
 from mha.conformance.engine.sensitivity import Sensitivity
 from mha.conformance.faults import registry as faults
