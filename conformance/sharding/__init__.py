@@ -1,1 +1,1 @@
-"""Sharded implementations: the ranks that run them, and an attention that gathers what they return."""
+"""Sharded implementations: the ranks that run them, and how their results are gathered."""

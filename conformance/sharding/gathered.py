@@ -1,6 +1,4 @@
-"""A sharded implementation as one that is not: its attention runs on ranks, and gathers what they
-return.
-"""
+"""A sharded implementation as one that is not: it runs on ranks, and gathers what they return."""
 
 from __future__ import annotations
 
@@ -85,13 +83,8 @@ class Gathered(nn.Module):
         self, on: OnRanks, config: Config, weights: Weights, dtype: torch.dtype, device: str
     ) -> None:
         super().__init__()
-        self.on, self.config, self.weights, self.dtype, self.device = (
-            on,
-            config,
-            weights,
-            dtype,
-            device,
-        )
+        self.on, self.config, self.weights = on, config, weights
+        self.dtype, self.device = dtype, device
         self.copies: dict[str, list[Tensor]] = {}
         self.number = next(_numbers)
         self.names = [name for name, _ in weights.named()]
@@ -101,21 +94,22 @@ class Gathered(nn.Module):
         self._build()
 
     def _build(self) -> None:
-        """Build the attention on the ranks, unless it is there: other ranks may have been started
-        since.
+        """Build the attention on the ranks, unless it is there.
+
+        Other ranks may have been started since.
         """
         if self.joined == group.joined and group.members:
             return
         code, files = pickled(self.on.implementation)
         build = Build(
-            self.number,
-            code,
-            files,
-            tuple(sys.path),
-            self.config,
-            self.weights,
-            self.dtype,
-            self.device,
+            number=self.number,
+            code=code,
+            files=files,
+            path=tuple(sys.path),
+            config=self.config,
+            weights=self.weights,
+            dtype=self.dtype,
+            device=self.device,
         )
         group.join(self.on.members, self.device, self.on.implementation)
         group.ask([build] * self.size)
@@ -137,22 +131,16 @@ class Gathered(nn.Module):
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""
-        held = {name: getattr(self, name) for name in self.names}
-        return {
-            name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
-            for name, p in held.items()
-        }
+        found = dict[str, Tensor]()
+        for name in self.names:
+            held: Tensor = getattr(self, name)
+            found[name] = torch.zeros_like(held) if held.grad is None else held.grad.clone()
+        return found
 
     def in_larger_group(self) -> Gathered:
         """Return the same attention on the last ranks of a group that has one more."""
-        members = tuple(range(1, self.size + 1))
-        return Gathered(
-            OnRanks(self.on.implementation, members),
-            self.config,
-            self.weights,
-            self.dtype,
-            self.device,
-        )
+        on = OnRanks(self.on.implementation, tuple(range(1, self.size + 1)))
+        return Gathered(on, self.config, self.weights, self.dtype, self.device)
 
     def parts(self, name: str, whole: Tensor) -> list[Tensor]:
         """Return what each rank gets of a tensor (B, length, width) that has a placement."""
@@ -168,15 +156,16 @@ class Gathered(nn.Module):
         Inputs that are one tensor are one on each rank, if they are placed alike.
         """
         parts: dict[tuple[int, bool], list[Tensor]] = {}
-        given: dict[str, list[Any]] = {
-            "mask": [None] * self.size if mask is None else self.rows(mask.detach())
-        }
+        given: dict[str, list[Any]] = {"mask": [None] * self.size}
+        if mask is not None:
+            given["mask"] = self.rows(mask.detach())
         for name, tensor in inputs.items():
             same = id(tensor), self.is_sharded(name)
             if same not in parts:
                 parts[same] = self.parts(name, tensor.detach())
             given[name] = parts[same]
-        return [{name: each[rank] for name, each in given.items()} for rank in range(self.size)]
+        of_ranks = zip(*given.values(), strict=True)
+        return [dict(zip(given, own, strict=True)) for own in of_ranks]
 
     def rows(self, mask: Tensor) -> list[Tensor]:
         """Return the rows of a mask for the queries that each rank has."""
@@ -193,9 +182,8 @@ class Gathered(nn.Module):
         if not self.is_sharded(name):
             self.copies[name] = list(parts)
             return parts[0]
-        return torch.cat(list(parts), dim).index_select(
-            dim, torch.cat(self.places(length)).argsort().to(self.device)
-        )
+        in_order = torch.cat(self.places(length)).argsort().to(self.device)
+        return torch.cat(list(parts), dim).index_select(dim, in_order)
 
     def is_sharded(self, name: str) -> bool:
         """Return whether a tensor is sharded over the sequence."""
@@ -213,23 +201,22 @@ class _OnRanks(torch.autograd.Function):
     def forward(
         ctx: Any, attention: Gathered, options: Options, grad_mode: str, *tensors: Tensor | None
     ) -> Tensor:
-        """Send each rank its parts, and gather the output. tensors: query, key, value, mask, and
-        the weights.
+        """Send each rank its parts, and gather the output.
+
+        tensors: query, key, value, mask, and the weights.
         """
-        mask, inputs = (
-            tensors[3],
-            {name: x for name, x in zip(INPUTS, tensors, strict=False) if x is not None},
-        )
-        needed = dict(
-            zip((*INPUTS, "mask", *attention.names), ctx.needs_input_grad[3:], strict=True)
-        )
+        *inputs_, mask = tensors[: len(INPUTS) + 1]
+        inputs = {name: x for name, x in zip(INPUTS, inputs_, strict=True) if x is not None}
+        names = (*INPUTS, "mask", *attention.names)
+        # The first three arguments are no tensors.
+        needed = dict(zip(names, ctx.needs_input_grad[3:], strict=True))
         wanted = tuple(name for name in (*INPUTS, "mask") if needed[name] and grad_mode == "grad")
         given = attention.shared_out(inputs, mask)
-        seed = (
-            int(torch.randint(1 << 31, ())) if attention.training and attention.config.drops else 0
-        )
+        training, seed = attention.training, 0
+        if training and attention.config.drops:
+            seed = int(torch.randint(1 << 31, ()))
         requests = [
-            Call(attention.number, parts, options, attention.training, grad_mode, wanted, seed)
+            Call(attention.number, parts, options, training, grad_mode, wanted, seed)
             for parts in given
         ]
         outputs = group.ask(requests)
@@ -242,13 +229,11 @@ class _OnRanks(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
         """Send each rank its part of the upstream gradient, and gather the gradients."""
         attention, mask = ctx.attention, ctx.mask
-        needs_weights = attention.on.claims.weight_gradients and any(
-            ctx.needed[name] for name in attention.names
-        )
+        needs_any = any(ctx.needed[name] for name in attention.names)
+        needs_weights = attention.on.claims.weight_gradients and needs_any
         parts = attention.parts("output", upstream)
-        answers = group.ask(
-            [Differentiate(attention.number, part, needs_weights) for part in parts]
-        )
+        requests = [Differentiate(attention.number, part, needs_weights) for part in parts]
+        answers = group.ask(requests)
         found: dict[str, Tensor] = {}
         for name in answers[0]:
             own = [answer[name] for answer in answers]
@@ -261,7 +246,8 @@ class _OnRanks(torch.autograd.Function):
                 found[name] = attention.gathered("query", own, mask.shape[-2], mask.ndim - 2)
             else:
                 found[name] = torch.stack(own).sum(0)
-        return None, None, None, *(found.get(name) for name in (*INPUTS, "mask", *attention.names))
+        names = (*INPUTS, "mask", *attention.names)
+        return None, None, None, *map(found.get, names)
 
 
 def _grad_mode() -> str:
@@ -275,7 +261,9 @@ def _checked(attention: Gathered, name: str, parts: list[Tensor], like: Tensor) 
     """Return the gathered tensor once each rank's part has the shape that the placement says."""
     expected = attention.parts(name, like)
     for rank, (part, own) in enumerate(zip(parts, expected, strict=True)):
-        shape = (*own.shape[:2], attention.config.d_model) if name == "output" else own.shape
+        shape = tuple(own.shape)
+        if name == "output":
+            shape = (*own.shape[:2], attention.config.d_model)
         if part.shape != shape:
             raise ValueError(
                 f"rank {rank} has a part of {name} of shape {tuple(part.shape)}, but should have"
@@ -287,11 +275,9 @@ def _checked(attention: Gathered, name: str, parts: list[Tensor], like: Tensor) 
 def on_ranks(implementation: Implementation, ranks: int) -> Implementation:
     """Return an implementation on so many ranks; as it is if that is 0, or if it is not sharded."""
     original = original_of(implementation)
-    return (
-        OnRanks(original, tuple(range(ranks)))
-        if ranks and isinstance(original, Sharded)
-        else implementation
-    )
+    if ranks and isinstance(original, Sharded):
+        return OnRanks(original, tuple(range(ranks)))
+    return implementation
 
 
 def refused_ranks(implementation: Implementation, ranks: int) -> str:
@@ -312,9 +298,7 @@ def runs_on_ranks_only(implementation: Implementation) -> bool:
 
 
 def claims_on_ranks(claims: Claims, ranks: int) -> Claims:
-    """Return the claims with the number of ranks, and one rescaling more for each merge: over n
-    ranks, n - 1.
-    """
+    """Return the claims with the number of ranks, and a merge for each rank after the first."""
     if ranks < 2:
         return claims
     merges = min(claims.rounding.merges + ranks - 1, MOST_MERGES)
@@ -323,8 +307,9 @@ def claims_on_ranks(claims: Claims, ranks: int) -> Claims:
 
 
 def keys_of_rank(implementation: Implementation, rank: int, ranks: int, length: int) -> Tensor:
-    """Return boolean (S,): which of so many keys a rank has; those of a contiguous order if all
-    ranks have all.
+    """Return which of so many keys a rank has, boolean (S,).
+
+    If all ranks have all, it is those that it would have in a contiguous order.
     """
     original = original_of(implementation)
     order = original.order if isinstance(original, Sharded) else "contiguous"

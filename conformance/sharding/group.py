@@ -1,6 +1,4 @@
-"""The judge's side of the ranks: processes of their own, started at the first use, and ended with
-the judge.
-"""
+"""The judge's side of the ranks: processes of their own, which end with the judge."""
 
 from __future__ import annotations
 
@@ -87,9 +85,10 @@ class Group:
 
     members: the ranks of the mesh, by their numbers in the group; none before the first use, and
         after a failure.
-    joined: how many groups there have been. entered: how many of them these processes were in.
-        user: what the last one was made for; another implementation gets a group without messages
-        that were left unread.
+    joined: how many groups there have been.
+    entered: how many of them these processes were in.
+    user: what the last one was made for; another implementation gets a group without messages that
+        were left unread.
     """
 
     def __init__(self) -> None:
@@ -125,9 +124,8 @@ class Group:
             self._ask(range(world_size), requests, timeout)
         except Exception as error:
             self.end()
-            raise UnavailableError(
-                f"no group of {len(members)} ranks can be made: {one_line(error)}"
-            ) from error
+            message = f"no group of {len(members)} ranks can be made: {one_line(error)}"
+            raise UnavailableError(message) from error
         self.user, self.members = user, members
 
     def ask(self, requests: Sequence[object]) -> list[Any]:
@@ -142,13 +140,11 @@ class Group:
         for rank, request in zip(ranks, requests, strict=True):
             with suppress(OSError):  # it has died, which reading shows
                 self.processes[rank].connection.send_bytes(pickle.dumps(request))
+        waiting = {self.processes[rank].connection: rank for rank in ranks}
         try:
-            answers = self._collect(
-                {self.processes[rank].connection: rank for rank in ranks}, timeout
-            )
-        except (
-            BaseException
-        ):  # such as Ctrl-C: answers that come later would be taken for those to other requests
+            answers = self._collect(waiting, timeout)
+        except BaseException:
+            # Such as Ctrl-C: answers that come later would be taken for those to other requests.
             self.end()
             raise
         return self._results(ranks, answers)
@@ -168,9 +164,7 @@ class Group:
         return [result[0] for result in results if result is not None]
 
     def _collect(self, waiting: dict[Any, int], timeout: float) -> dict[int, Any]:
-        """Return the answers that come in time by rank, each as a tuple of one unless it was
-        raised.
-        """
+        """Return the answers that come in time by rank, each as a tuple of one unless raised."""
         answers: dict[int, Any] = {}
         end = monotonic() + timeout
         while waiting:
@@ -193,26 +187,24 @@ class Group:
         return answers
 
     def _story(self, ranks: Sequence[int], answers: dict[int, Any]) -> str:
-        """Return what became of each rank, those first that died: what the others raise then is not
-        the cause.
-        """
-        dead: list[str] = []
-        others: list[str] = []
+        """Return what became of each rank, or of those that died, which is why others raise."""
+        dead, others = list[str](), list[str]()
         for member, rank in enumerate(ranks):
             answer = answers.get(rank)
-            if answer is None and (status := self.processes[rank].end()) is not None:
+            if isinstance(answer, Raised):
+                first_line, *_ = str(answer.error).strip().splitlines() or [""]
+                shown = PEER.sub("another rank", first_line)[:200]
+                others.append(f"rank {member} raised {type(answer.error).__name__}: {shown}")
+            elif answer is not None:
+                others.append(f"rank {member} returned")
+            elif (status := self.processes[rank].end()) is not None:
                 dead.append(f"rank {member} died with status {status}")
-            elif isinstance(answer, Raised):
-                first_line = PEER.sub(
-                    "another rank", next(iter(str(answer.error).strip().splitlines()), "")
-                )[:200]
-                others.append(f"rank {member} raised {type(answer.error).__name__}: {first_line}")
             else:
-                others.append(f"rank {member} {'did not end' if answer is None else 'returned'}")
-        return "; ".join([*dead, *([] if dead else others)])
+                others.append(f"rank {member} did not end")
+        return "; ".join(dead or others)
 
     def end(self) -> None:
-        """End all processes; the next use starts others. A fork of this process leaves them alone."""
+        """End all processes, unless this is a fork; the next use starts others."""
         for process in self.processes:
             if self.owner == os.getpid():
                 process.kill()

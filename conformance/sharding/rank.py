@@ -1,6 +1,4 @@
-"""What runs in the process of a rank: it joins a group, builds an attention, and calls it, as it is
-asked to.
-"""
+"""What runs in the process of a rank: it joins a group, builds an attention, and calls it."""
 
 from __future__ import annotations
 
@@ -38,8 +36,11 @@ GRAD_MODES: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Join:
-    """Join a group. number: of the group, a new one each time. port: of the store. members: the
-    ranks of the mesh.
+    """Join a group.
+
+    number: of the group, a new one each time.
+    port: of the store.
+    members: the ranks of the mesh.
     """
 
     number: int
@@ -53,8 +54,10 @@ class Join:
 
 @dataclass(frozen=True)
 class Build:
-    """Build an attention. code: a pickled `Sharded`. files: of the modules that it is in, by their
-    names.
+    """Build an attention.
+
+    code: a pickled `Sharded`.
+    files: of the modules that it is in, by their names.
     """
 
     number: int
@@ -69,8 +72,10 @@ class Build:
 
 @dataclass(frozen=True)
 class Call:
-    """Call an attention with this rank's parts. options: without the mask, which is one of the
-    tensors. wanted: the tensors that require a gradient, by name.
+    """Call an attention with this rank's parts.
+
+    options: without the mask, which is one of the tensors.
+    wanted: the tensors that require a gradient, by name.
     """
 
     number: int
@@ -84,8 +89,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Differentiate:
-    """Differentiate the last call of an attention. weights: whether to return their gradients as
-    well.
+    """Differentiate the last call of an attention.
+
+    weights: whether to return their gradients as well.
     """
 
     number: int
@@ -144,9 +150,8 @@ class Rank:
             timeout=timedelta(seconds=request.timeout),
         )
         if len(request.members) == request.world_size:
-            self.mesh = DeviceMesh.from_group(
-                dist.distributed_c10d._get_default_group(), request.device
-            )
+            every = dist.distributed_c10d._get_default_group()
+            self.mesh = DeviceMesh.from_group(every, request.device)
         else:
             self.mesh = DeviceMesh(request.device, list(request.members))
 
@@ -171,24 +176,25 @@ class Rank:
         torch.manual_seed(request.seed)
         with GRAD_MODES[request.grad_mode]():
             given = dict(request.tensors)
-            leaves = {id(given[name]): (name, given[name]) for name in reversed(request.wanted)}
-            for _, leaf in leaves.values():
+            # One tensor is one leaf, under the first of its names.
+            leaves = dict[str, Tensor]()
+            for name in request.wanted:
+                leaf = given[name]
                 assert leaf is not None
-                leaf.requires_grad_()
-            query, key, value, mask = (given[name] for name in ("query", "key", "value", "mask"))
-            returned = module(query, key, value, **request.options.change(mask=mask).arguments)
+                if not any(leaf is other for other in leaves.values()):
+                    leaves[name] = leaf.requires_grad_()
+            options = request.options.change(mask=given["mask"])
+            returned = module(given["query"], given["key"], given["value"], **options.arguments)
             output = returned.output if isinstance(returned, Output) else returned
-            # A collective of torch returns a tensor that waits for it when it is first used.
-            output = output if type(output) is Tensor else output.clone()
+            if type(output) is not Tensor:
+                # A collective of torch returns a tensor that waits for it when it is first used.
+                output = output.clone()
             if type(output) is not Tensor:
                 raise TypeError(
                     "a rank should return its part as a torch.Tensor, not as"
                     f" {type(output).__name__}"
                 )
-        self.graphs[request.number] = (
-            {name: leaf for name, leaf in leaves.values() if leaf is not None},
-            output,
-        )
+        self.graphs[request.number] = leaves, output
         return output.detach()
 
     def differentiate(self, request: Differentiate) -> dict[str, Tensor]:
@@ -198,10 +204,9 @@ class Rank:
             module.zero_grad(set_to_none=True)
         if output.requires_grad:
             output.backward(request.upstream)
-        found = {
-            name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            for name, leaf in leaves.items()
-        }
+        found = dict[str, Tensor]()
+        for name, leaf in leaves.items():
+            found[name] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         if request.weights:
             attention: Differentiable = module
             found |= attention.weight_gradients()
@@ -220,8 +225,9 @@ def _sendable(error: BaseException) -> Exception:
 
 
 def _ensure_importable(name: str, file: str) -> None:
-    """Load a module from its file unless it can be imported, or is loaded already; `__main__` is
-    never run as such.
+    """Load a module from its file unless it can be imported, or is loaded already.
+
+    `__main__` is never run as such.
     """
     if name in sys.modules and name != "__main__":
         return
