@@ -1,5 +1,4 @@
-"""A defect of torch that no implementation should be blamed for: products of bfloat16 on a CPU with
-AMX.
+"""A defect of torch, not of implementations: products of bfloat16 on a CPU with AMX.
 
 There `F.linear` and `torch.bmm` read beyond the end of a row, multiply by zero, and so make the row
 before one of NaN NaN as well: of more than 16 rows, for many widths. Source:
@@ -32,30 +31,28 @@ def products_mix_rows(dtype: torch.dtype) -> bool:
 
 
 def may_mix_rows(problem: Problem, claims: Claims, mode: str) -> bool:
-    """Return whether the defect may show in a call of a problem, since a row of some numbers in it
-    may be NaN.
-    """
+    """Return whether the defect may show in a call, since a row of some numbers may be NaN."""
     query, dtype = problem.query, torch.bfloat16 if mode == "autocast" else problem.query.dtype
     if query.device.type != "cpu" or not traits_of(dtype).half or not products_mix_rows(dtype):
         return False
     inputs = problem.distinct().values()
     if max(x.shape[:-1].numel() for x in inputs) <= ROWS:
         return False
-    return not all(bool((x.abs() < LARGE).all()) for x in inputs) or _has_empty_row(
-        problem, claims.alignment
-    )
+    if not all(bool((x.abs() < LARGE).all()) for x in inputs):
+        return True
+    return _has_empty_row(problem, claims.alignment)
 
 
 def _has_empty_row(problem: Problem, alignment: Alignment | None) -> bool:
-    """Return whether a query may attend to no key; of a causal call, only where the inputs have
-    their usual layout.
+    """Return whether a query may attend to no key.
+
+    Of a causal call, that is only found where the inputs have their usual layout.
     """
     mask = problem.mask
-    if (
-        mask is not None
-        and not (mask if mask.dtype == torch.bool else mask > -torch.inf).any(-1).all()
-    ):
-        return True
+    if mask is not None:
+        allowed = mask if mask.dtype == torch.bool else mask > -torch.inf
+        if not allowed.any(-1).all():
+            return True
     usual = problem.query.dim() == 3 and not problem.config.length_first
     is_cut = problem.is_causal or problem.options.window is not None
     if not (is_cut and alignment is not None and usual):

@@ -1,6 +1,4 @@
-"""The assertions of properties; each message has the value, the expectation, its bound, the place
-and the reason.
-"""
+"""The assertions of properties, with messages of value, expectation, bound, place and reason."""
 
 from __future__ import annotations
 
@@ -45,30 +43,18 @@ def expect_shape(result: RecordedTensor, shape: tuple[int, ...]) -> None:
 
 
 def expect_equal(result: RecordedTensor, expected: RecordedTensor | float, *, because: str) -> None:
-    """Every bit is equal (NaN equals NaN): both are the same operations on the same numbers,
-    rounded alike.
-    """
-    value = (
-        expected.tensor
-        if isinstance(expected, RecordedTensor)
-        else torch.full_like(result.tensor, expected)
-    )
-    name = (
-        expected.code
-        if isinstance(expected, RecordedTensor)
-        else f"torch.full_like({result.code}, {expected!r})"
-    )
+    """Every bit is equal (NaN equals NaN): the same operations on the same numbers round alike."""
+    if isinstance(expected, RecordedTensor):
+        value, name = expected.tensor, expected.code
+    else:
+        value = torch.full_like(result.tensor, expected)
+        name = f"torch.full_like({result.code}, {expected!r})"
     expect_shape(result, tuple(value.shape))
     same = (result.tensor == value) | (result.tensor.isnan() & value.isnan())
     if bool(same.all()):
         return
-    error = (
-        (result.tensor.double() - value.double())
-        .abs()
-        .nan_to_num(nan=float("inf"))
-        .masked_fill(same, -1.0)
-    )
-    place = _place_of_largest(error)
+    error = (result.tensor.double() - value.double()).abs().nan_to_num(nan=float("inf"))
+    place = _place_of_largest(error.masked_fill(same, -1.0))
     wording = "exactly {}"
     if isinstance(expected, RecordedTensor):
         wording = f"{{}}, to the bit, as in {expected[place].code}"
@@ -79,39 +65,33 @@ def expect_equal(result: RecordedTensor, expected: RecordedTensor | float, *, be
 def expect_no_worse(
     code: str, result: Tensor, plain: Tensor, expected: Tensor, times: int = 2
 ) -> None:
-    """The root mean square error is at most `times` that of the plain formula in the same dtype,
-    NaN being an error.
+    """The root mean square error is at most `times` that of the plain formula in the same dtype.
 
-    An error of less than one rounding of the result counts as one rounding: below that, a ratio is
-    luck.
+    NaN is an error. An error of less than one rounding of the result counts as one rounding: below
+    that, a ratio is luck.
     """
-    error, least = (
-        _root_mean_square(result - expected),
-        torch.finfo(plain.dtype).eps / 2 * _root_mean_square(expected),
-    )
+    error = _root_mean_square(result - expected)
+    least = torch.finfo(plain.dtype).eps / 2 * _root_mean_square(expected)
     allowed = max(_root_mean_square(plain - expected), least)
     than = "twice" if times == 2 else f"{times} times"
     message = (
         f"the root mean square error of {code} is {error:.3g}, more than {than} the {allowed:.3g}"
-        " of the plain "
+        " of the plain formula in the same dtype"
     )
-    expect(error <= times * allowed, f"{message}formula in the same dtype")
+    expect(error <= times * allowed, message)
 
 
 def expect_close(result: RecordedTensor, expected: Ball, *, because: str) -> None:
-    """Every element is within the radius of the expected ball, with NaN and infinity in the same
-    places.
-    """
+    """Every element is in the expected ball, with NaN and infinity in the same places."""
     place = _outside(result, expected)
-    if place is not None:
-        bound = float(expected.rad[place])
-        wording = f"{{}} (bound on rounding: {bound:.3g})"
-        message = _message(result, expected.mid, place, wording, because)
-        violation = Violation(
-            message, _bound_assertion(result[place].code, float(expected.mid[place]), bound)
-        )
-        violation.is_rounding = _is_rounding(result.tensor.detach(), expected, place)
-        raise violation
+    if place is None:
+        return
+    value, bound = float(expected.mid[place]), float(expected.rad[place])
+    wording = f"{{}} (bound on rounding: {bound:.3g})"
+    message = _message(result, expected.mid, place, wording, because)
+    violation = Violation(message, _bound_assertion(result[place].code, value, bound))
+    violation.is_rounding = _is_rounding(result.tensor.detach(), expected, place)
+    raise violation
 
 
 def expect_agree(
@@ -129,16 +109,17 @@ def expect_agree(
     radii = [bound().rad for bound in bounds]
     reach = Ball(other.tensor.detach().double(), radii[0] + radii[-1])
     place = _outside(result, reach)
-    if place is not None:
-        bound, code = float(reach.rad[place]), result[place].code
-        actual, expected = _until_they_differ(result.tensor[place].item(), float(reach.mid[place]))
-        message = (
-            f"{code} is {actual}, but {other[place].code}, {because}, is {expected} (bound on the"
-            f" rounding of both: {bound:.3g})"
-        )
-        both = f"{code}.double(), {other[place].code}.double()"
-        assertion = f"torch.testing.assert_close({both}, rtol=0, atol={bound!r}, equal_nan=True)"
-        raise Violation(message, (assertion,))
+    if place is None:
+        return
+    bound, code, other_code = float(reach.rad[place]), result[place].code, other[place].code
+    actual, expected = _until_they_differ(result.tensor[place].item(), float(reach.mid[place]))
+    message = (
+        f"{code} is {actual}, but {other_code}, {because}, is {expected} (bound on the"
+        f" rounding of both: {bound:.3g})"
+    )
+    both = f"{code}.double(), {other_code}.double()"
+    assertion = f"torch.testing.assert_close({both}, rtol=0, atol={bound!r}, equal_nan=True)"
+    raise Violation(message, (assertion,))
 
 
 def expect_unchanged(
@@ -173,12 +154,10 @@ def expect_raises(call: Callable[[], Any], *, because: str) -> BaseException:
             return violation.error
     except AdapterError as failed:
         assume(not isinstance(failed.error, UnsupportedCallError), f"{because}: {failed.message}")
-        note = (  # it could not load what had been accepted
-            f" (only its adapter refused, afterwards: {failed.error})"
-        )
-    raise Violation(
-        f"no exception was raised, though {because}{note}", (f"raise AssertionError({because!r})",)
-    )
+        # It could not load what the implementation had accepted.
+        note = f" (only its adapter refused, afterwards: {failed.error})"
+    message = f"no exception was raised, though {because}{note}"
+    raise Violation(message, (f"raise AssertionError({because!r})",))
 
 
 def expect_each_raises(calls: Mapping[str, Callable[[], Any]]) -> None:
@@ -201,25 +180,24 @@ def _root_mean_square(x: Tensor) -> float:
 
 
 def _outside(result: RecordedTensor, expected: Ball) -> tuple[int, ...] | None:
-    """Return the place that is farthest outside the ball relative to its radius, or None, and note
-    the margin.
+    """Return the place that is farthest outside the ball, or None, and note the margin.
+
+    That is relative to the radius of the place.
     """
     expect_shape(result, tuple(expected.mid.shape))
-    value, actual = expected.mid, result.tensor.detach().double()
-    assume(
-        not actual.numel() or not bool(expected.rad.isinf().all()),
-        "a step may overflow, so nothing is known",
-    )
+    value, radius, actual = expected.mid, expected.rad, result.tensor.detach().double()
+    nothing_known = bool(actual.numel()) and bool(radius.isinf().all())
+    assume(not nothing_known, "a step may overflow, so nothing is known")
     error = (actual - value).abs()
-    ratio = (error / expected.rad).nan_to_num(nan=0.0, posinf=math.inf)
-    if bool((error <= expected.rad).all()):  # and then no number is NaN
+    ratio = (error / radius).nan_to_num(nan=0.0, posinf=math.inf)
+    within = error <= radius
+    if bool(within.all()):  # and then no number is NaN
         result.note_margin(float(ratio.max()) if ratio.numel() else 0.0)
         return None
     finite = actual.isfinite() & value.isfinite()
-    same = torch.where(
-        finite, error <= expected.rad, (actual == value) | (actual.isnan() & value.isnan())
-    )
-    same |= expected.rad == float("inf")  # where a step may overflow, nothing is known
+    identical = (actual == value) | (actual.isnan() & value.isnan())
+    same = torch.where(finite, within, identical)
+    same |= radius == float("inf")  # where a step may overflow, nothing is known
     ratio = ratio.where(finite, 0.0)
     if bool(same.all()):
         result.note_margin(float(ratio.max()))
@@ -228,8 +206,9 @@ def _outside(result: RecordedTensor, expected: Ball) -> tuple[int, ...] | None:
 
 
 def _is_rounding(actual: Tensor, expected: Ball, place: tuple[int, ...]) -> bool:
-    """Return whether an element is off by a few times its bound, and by a few roundings of the
-    largest number.
+    """Return whether an element is off by no more than a few roundings.
+
+    These are a few times its bound, and a few roundings of the largest number.
     """
     error = abs(float(actual[place]) - float(expected.mid[place]))
     largest = float(expected.mid.nan_to_num(0.0, 0.0, 0.0).abs().max())
@@ -255,21 +234,28 @@ def _place_of_largest(error: Tensor) -> tuple[int, ...]:
 def _message(
     result: RecordedTensor, value: Tensor, place: tuple[int, ...], wording: str, because: str
 ) -> str:
-    """Return the message on one element; wording: of what it should be, with {} for the expected
-    number.
+    """Return the message on one element.
+
+    wording: of what it should be, with {} for the expected number.
     """
     actual, expected = _until_they_differ(result.tensor[place].item(), value[place].item())
     return f"{result[place].code} is {actual}, but should be {wording.format(expected)}: {because}"
 
 
 def _until_they_differ(x: float, y: float) -> tuple[str, str]:
-    """Return two numbers with three digits, or as many as tell them apart; all digits before the
-    point, if few.
+    """Return two numbers with three digits, or as many as tell them apart.
 
-    >>> _until_they_differ(0.30462, 0.26649), _until_they_differ(1.23456, 1.23459), _until_they_differ(54321.0, 2.0)
-    (('0.305', '0.266'), ('1.23456', '1.23459'), ('54321', '2'))
+    Numbers below a million have all digits before the point.
+
+    >>> _until_they_differ(0.30462, 0.26649), _until_they_differ(1.23456, 1.23459)
+    (('0.305', '0.266'), ('1.23456', '1.23459'))
+    >>> _until_they_differ(54321.0, 2.0)
+    ('54321', '2')
     """
     largest = max((abs(number) for number in (x, y) if math.isfinite(number)), default=0.0)
     least = max(3, len(str(int(largest)))) if largest < 1e6 else 3
-    texts = ((f"{x:.{digits}g}", f"{y:.{digits}g}") for digits in range(least, 18))
-    return next((pair for pair in texts if pair[0] != pair[1]), (repr(x), repr(y)))
+    for digits in range(least, 18):
+        one, other = f"{x:.{digits}g}", f"{y:.{digits}g}"
+        if one != other:
+            return one, other
+    return repr(x), repr(y)

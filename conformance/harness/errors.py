@@ -1,4 +1,4 @@
-"""What a property raises: a violation of its clause, or the reason for which a case does not count."""
+"""What a property raises: a violation of its clause, or why a case does not count."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ CALL = "the call"
 class Violation(Exception):
     """An implementation violates a clause.
 
-    message: what was expected, and what was returned. assertion: the lines of Python that fail in a
-    script which has repeated the session's calls; empty where a call raises, which shows the
-    violation by itself. family: of the clauses that are violated, where the clause under test is
-    not one of them and can therefore not be judged. is_rounding: whether a number is off by no more
-    than a few roundings of its dtype.
+    message: what was expected, and what was returned.
+    assertion: the lines of Python that fail in a script which has repeated the session's calls;
+        empty where a call raises, which shows the violation by itself.
+    family: of the clauses that are violated, where the clause under test is not one of them and can
+        therefore not be judged.
+    is_rounding: whether a number is off by no more than a few roundings of its dtype.
     """
 
     is_rounding = False
@@ -38,8 +39,9 @@ class Violation(Exception):
 
 
 class CallRaised(Violation):
-    """The implementation raised `error` where the contract asks for a result; what: the step that
-    raised it.
+    """The implementation raised `error` where the contract asks for a result.
+
+    what: the step that raised it.
     """
 
     def __init__(self, message: str, error: BaseException, what: str = "") -> None:
@@ -48,10 +50,10 @@ class CallRaised(Violation):
 
 
 class AdapterError(Exception):
-    """The adapter of the implementation, and not the implementation, cannot do what a case asks
-    for.
+    """The adapter, and not the implementation, cannot do what a case asks for.
 
-    message: one line, with what to declare. error: what the adapter raised.
+    message: one line, with what to declare.
+    error: what the adapter raised.
     """
 
     def __init__(self, message: str, error: ImplementationError) -> None:
@@ -60,10 +62,12 @@ class AdapterError(Exception):
 
 
 class GpuLost(BaseException):
-    """After a call, this process can no longer use its GPU; no `Exception`, so that nothing tries
-    the case again.
+    """After a call, this process can no longer use its GPU.
 
-    message: what the call raised. case: in which it did, once that is known.
+    It is no `Exception`, so that nothing tries the case again.
+
+    message: what the call raised.
+    case: in which it did, once that is known.
     """
 
     case: Case | None = None

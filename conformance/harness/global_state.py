@@ -1,6 +1,4 @@
-"""Global state: what a call must leave as it was. It is read here and compared, and settings are
-put back.
-"""
+"""Global state that a call must leave as it was: it is read, compared, and put back."""
 
 from __future__ import annotations
 
@@ -29,9 +27,11 @@ from mha.spec import Implementation, Problem
 
 @dataclass(frozen=True)
 class GlobalState:
-    """The value of each of the `SETTINGS` at one moment, the filters of warnings, and the names of
-    loaded modules.
+    """The global state at one moment.
 
+    values: of each of the `SETTINGS`.
+    filters: of warnings.
+    modules: the names of loaded ones.
     numpy_state: NumPy's global random state, None until NumPy is loaded.
     """
 
@@ -49,23 +49,32 @@ class GlobalState:
 
     def changes(self) -> list[str]:
         """Return a description of each change since this state was read."""
-        now = GlobalState.read()
-        changed = [
-            f"{name} from {value} to {now.values[name]}" if SETTINGS[name].shown else name
-            for name, value in self.values.items()
-            if now.values[name] != value
-        ]
-        changed += ["NumPy's random state"] * (self.numpy_state not in (None, now.numpy_state))
-        # A filter for warnings of a module that was not loaded before says nothing about any other
-        # warning.
-        filters = [
-            each
-            for each in now.filters
-            if each in self.filters or each[2].__module__ in self.modules
-        ]
-        imported = warnings.filters.imported if isinstance(warnings.filters, WatchedFilters) else []
-        kept = ([each for each in both if each not in imported] for both in (filters, self.filters))
-        return changed if next(kept) == next(kept) else [*changed, "the warnings filter"]
+        now, changed = GlobalState.read(), list[str]()
+        for name, value in self.values.items():
+            if now.values[name] != value:
+                shown = f"{name} from {value} to {now.values[name]}"
+                changed.append(shown if SETTINGS[name].shown else name)
+        if self.numpy_state not in (None, now.numpy_state):
+            changed.append("NumPy's random state")
+        if self._own_filters(now.filters) != self._own_filters(self.filters):
+            changed.append("the warnings filter")
+        return changed
+
+    def _own_filters(self, filters: list[Any]) -> list[Any]:
+        """Return the filters without those that imports add.
+
+        A filter for warnings of a module that was not loaded before says nothing about any other
+        warning.
+        """
+        imported = list[Any]()
+        if isinstance(warnings.filters, WatchedFilters):
+            imported = warnings.filters.imported
+        kept = list[Any]()
+        for each in filters:
+            is_known = each in self.filters or each[2].__module__ in self.modules
+            if is_known and each not in imported:
+                kept.append(each)
+        return kept
 
 
 class WatchedFilters(list[Any]):
@@ -100,8 +109,9 @@ class WatchedFilters(list[Any]):
 
 
 def changes_of_call(session: Session, problem: Problem) -> list[str]:
-    """Call the attention of a problem once; return what it changed, which is put back. Raises
-    CallRaised.
+    """Call the attention of a problem once; return what it changed, which is put back.
+
+    Raises CallRaised.
     """
     called = session.built(problem).attention  # a construction may draw random numbers
     problem = session.given.problem(problem)
@@ -121,10 +131,10 @@ RANDOM = ("torch's random state", "Python's random state")
 
 
 def changes_of_construction(session: Session, problem: Problem) -> list[str]:
-    """Build the attention of a problem; return what that changed, which is put back. Raises
-    CallRaised.
+    """Build the attention of a problem; return what that changed, which is put back.
 
     Initial weights may be drawn, but not so that a random state is always the same afterwards.
+    Raises CallRaised.
     """
     with preserved(), as_found():
         before, states = GlobalState.read(), []
@@ -144,8 +154,7 @@ _first_calls: dict[tuple[int, str, str], tuple[Implementation, list[str]]] = {}
 
 
 def observe_first_call(implementation: Implementation, case: Case) -> None:
-    """Make the first call of an implementation in this process, if it has had none in the dtype and
-    on the device.
+    """Make the first call of an implementation in this process, in the dtype and on the device.
 
     Later calls do not show what only the first one changes, so STA-5 would depend on what was
     judged before it.
@@ -154,14 +163,10 @@ def observe_first_call(implementation: Implementation, case: Case) -> None:
     if key not in _first_calls:
         _first_calls[key] = implementation, []
         try:
-            with (
-                preserved(),
-                suppress(Violation, AdapterError),
-            ):  # what a call raises is for the properties to find
-                _first_calls[key] = (
-                    implementation,
-                    changes_of_call(Session(implementation, case), case.problem()),
-                )
+            # What a call raises is for the properties to find.
+            with preserved(), suppress(Violation, AdapterError):
+                changes = changes_of_call(Session(implementation, case), case.problem())
+                _first_calls[key] = implementation, changes
                 require_untouched(implementation)
         except GpuLost as lost:
             lost.case = case
@@ -169,10 +174,7 @@ def observe_first_call(implementation: Implementation, case: Case) -> None:
 
 
 def changes_of_first_call(implementation: Implementation, case: Case) -> list[str]:
-    """Return what the first call in this dtype and on this device changed; nothing if it was not
-    observed.
-    """
-    _, changes = _first_calls.get(
-        (id(implementation), case.dtype, case.device), (implementation, [])
-    )
+    """Return what the first call in this dtype and on this device changed, if it was observed."""
+    key = id(implementation), case.dtype, case.device
+    _, changes = _first_calls.get(key, (implementation, []))
     return changes

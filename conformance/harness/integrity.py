@@ -1,6 +1,4 @@
-"""Tampering: what an implementation changes for everybody, on which the judge's own arithmetic and
-verdicts rely.
-"""
+"""Tampering: what an implementation changes for everybody, and the judge relies on."""
 
 from __future__ import annotations
 
@@ -48,8 +46,7 @@ _first_look: list[Changes] = []
 
 
 def _changes_before() -> Changes:
-    """Return what others than judged code have replaced: what is found now, or was at the first
-    look.
+    """Return what others than judged code have replaced, as found now or at the first look.
 
     A look takes a millisecond. Only tests, and programs that call `check` more than once, replace
     something later.
@@ -65,11 +62,10 @@ def look_again() -> None:
 
 
 def require_untouched(implementation: object) -> None:
-    """Raise a Violation if this implementation changes for everybody what the judge relies on, or
-    did so earlier.
+    """Raise a Violation if this implementation changes for everybody what the judge relies on.
 
-    Once it has, nothing that it returns can be trusted. What was changed before the judge started
-    does not count.
+    Once it has, also earlier, nothing that it returns can be trusted. What was changed before the
+    judge started does not count.
     """
     _note(implementation, {}, [])
     require_never_touched(implementation)
@@ -83,12 +79,12 @@ def require_never_touched(implementation: object) -> None:
 
 
 def _note(implementation: object, replaced: Changes, others: list[str]) -> None:
-    """Undo what the implementation has replaced, and remember it with what else it did since the
-    last look.
-    """
+    """Undo what the implementation has replaced, and remember it with what else it did."""
     for change in replaced.values():
         change.undo()
-    names = [f"replaced {', '.join(sorted(replaced)[:MOST])}"] if replaced else []
-    what = " and ".join(filter(None, [put_back(), *names, *others]))
+    deeds = [put_back()]
+    if replaced:
+        deeds.append(f"replaced {', '.join(sorted(replaced)[:MOST])}")
+    what = " and ".join(filter(None, [*deeds, *others]))
     if what:
         _changed.setdefault(id(implementation), (implementation, what))

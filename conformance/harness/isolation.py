@@ -1,6 +1,4 @@
-"""The border between judge and implementation: what it raises is its own, and what it returns is a
-plain tensor.
-"""
+"""The border between judge and implementation, for what it raises and what it returns."""
 
 from __future__ import annotations
 
@@ -40,12 +38,13 @@ STEERING = (Violation, AdapterError, Discard, GpuLost, ImplementationError)
 
 @contextmanager
 def attributed(what: str) -> Iterator[None]:
-    """Turn every exception of the implementation into a `CallRaised`, and one of its adapter into
-    an `AdapterError`.
+    """Turn every exception of the implementation into a `CallRaised`.
 
-    One after which the GPU is lost becomes a `GpuLost`, which nothing takes for a refusal.
+    One of its adapter becomes an `AdapterError`, and one after which the GPU is lost a `GpuLost`,
+    which nothing takes for a refusal. What a call within the block has already raised stays as it
+    is.
 
-    what: the step that raises it. What a call within the block has already raised stays as it is.
+    what: the step that raises it.
     """
     try:
         with as_found(), outside_of_hypothesis():
@@ -58,10 +57,9 @@ def attributed(what: str) -> Iterator[None]:
         if issubclass(kind, STEERING) and is_of_judge(error):
             if not isinstance(error, ImplementationError):
                 raise
-            first_line = next(iter(str(error).splitlines()), "")
-            raise AdapterError(
-                f"the adapter, not the class, failed in {what}: {first_line}", error
-            ) from error
+            first_line, *_ = str(error).splitlines() or [""]
+            message = f"the adapter, not the class, failed in {what}: {first_line}"
+            raise AdapterError(message, error) from error
         if gpu_is_lost():
             raise GpuLost(f"{what} raised {_first_line(error)}") from error
         raise CallRaised(f"{what} raised {_described(error)}", error, what) from error
@@ -71,29 +69,32 @@ def attributed(what: str) -> Iterator[None]:
 
 @contextmanager
 def of_property(function: Callable[..., object]) -> Iterator[None]:
-    """Turn what judged code raises outside of its calls, as where an attribute of it is read, into
-    a `CallRaised`.
+    """Turn what judged code raises outside of its calls into a `CallRaised`.
 
-    Only what would steer the judge is turned; anything else is a harness error. function: that of
-    the property, whose own exceptions are left as they are.
+    An example is an attribute of it that is read. Only what would steer the judge is turned;
+    anything else is a harness error.
+
+    function: that of the property, whose own exceptions are left as they are.
     """
     file = function.__code__.co_filename
     try:
         yield
     except BaseException as error:
-        kind = type(error)
-        of_hypothesis = any(
-            base.__module__.partition(".")[0] == "hypothesis" for base in kind.__mro__
-        )
-        steers = issubclass(kind, STEERING) or of_hypothesis or not issubclass(kind, Exception)
-        if not steers or _stops(error) or not passed_judged_code(error, beside=file):
+        if not _steers(type(error)) or _stops(error) or not passed_judged_code(error, beside=file):
             raise
         raise CallRaised(f"the implementation raised {_described(error)}", error) from error
 
 
+def _steers(kind: type[BaseException]) -> bool:
+    """Return whether exceptions of a type steer the judge or Hypothesis, or end a process."""
+    if issubclass(kind, STEERING) or not issubclass(kind, Exception):
+        return True
+    return any(base.__module__.partition(".")[0] == "hypothesis" for base in kind.__mro__)
+
+
 @contextmanager
 def contained() -> Iterator[None]:
-    """Drop whatever the block raises, but what stops the run."""
+    """Drop whatever the block raises, except what stops the run."""
     try:
         yield
     except BaseException as error:
@@ -102,9 +103,7 @@ def contained() -> Iterator[None]:
 
 
 def _stops(error: BaseException) -> bool:
-    """Return whether an exception stops the run: Ctrl-C, and no KeyboardInterrupt that an
-    implementation raises.
-    """
+    """Return whether an exception stops the run: Ctrl-C, but not one that judged code raises."""
     if any(stops(error) for stops in STOPS):
         return True
     if not issubclass(type(error), KeyboardInterrupt):
@@ -115,9 +114,7 @@ def _stops(error: BaseException) -> bool:
 
 @contextmanager
 def guarded(what: str) -> Iterator[None]:
-    """Do as `attributed`, and ignore the warnings of the implementation, also where they would be
-    errors.
-    """
+    """Do as `attributed`, and ignore the implementation's warnings, even those that are errors."""
     with attributed(what), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -134,9 +131,7 @@ def outside_of_hypothesis() -> AbstractContextManager[None]:
 
 
 def gpu_is_lost() -> bool:
-    """Return whether this process can no longer use its GPU, as after a kernel that read outside of
-    its memory.
-    """
+    """Return whether this process can no longer use its GPU, as after a kernel's wild read."""
     try:
         _wait_for_gpu()
     except RuntimeError:
@@ -145,19 +140,16 @@ def gpu_is_lost() -> bool:
 
 
 def _wait_for_gpu() -> None:
-    """Wait for the kernels that were started; the error of one that failed is raised here, and not
-    in the next call.
-    """
+    """Wait for the kernels that were started, so that an error of one is not raised later."""
     if GPU.is_initialized():
         GPU.synchronize()
 
 
 @contextmanager
 def heeding_interrupts() -> Iterator[None]:
-    """Let Ctrl-C end the block even if it comes while something swallows exceptions; blocks may be
-    nested.
+    """Let Ctrl-C end the block even if it comes while something swallows exceptions.
 
-    A garbage collection does so, and Hypothesis has a callback in it.
+    A garbage collection does so, and Hypothesis has a callback in it. Blocks may be nested.
     """
     previous = signal.getsignal(signal.SIGINT)
     outermost = (
@@ -188,26 +180,23 @@ def require_plain(
     device: torch.device,
     shape: Sequence[int],
 ) -> None:
-    """Raise a Violation unless this is a plain tensor of this shape and device, and of one of these
-    dtypes.
-    """
+    """Raise a Violation unless this is a plain tensor of this shape and device, and of a dtype."""
     if type(tensor) is not Tensor:
         message = (
             f"{code} is of type {type(tensor).__name__}, but should be a tensor: a call should"
-            " return "
+            " return Output(output, weights)"
         )
         assertion = f"assert type({code}) is torch.Tensor, type({code})"
-        raise Violation(f"{message}Output(output, weights)", (assertion,), family="SHP")
+        raise Violation(message, (assertion,), family="SHP")
     dtype = tensor.dtype if tensor.dtype in dtypes else dtypes[0]
     expected = {"shape": tuple(shape), "dtype": dtype, "device": device, "layout": torch.strided}
     for name, value in expected.items():
         actual = getattr(tensor, name)
         if actual != value:
             shown = tuple(actual) if name == "shape" else actual
+            message = f"{code}.{name} is {shown}, but should be {value}"
             assertion = f"assert {code}.{name} == {value!r}, {code}.{name}"
-            raise Violation(
-                f"{code}.{name} is {shown}, but should be {value}", (assertion,), family="SHP"
-            )
+            raise Violation(message, (assertion,), family="SHP")
 
 
 def require_gradients(code: str, gradients: Mapping[str, Any], weights: Weights) -> None:
@@ -220,8 +209,9 @@ def require_gradients(code: str, gradients: Mapping[str, Any], weights: Weights)
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the type of an exception and the first line of its message, without addresses: reports
-    must repeat.
+    """Return the type of an exception and the first line of its message.
+
+    It has no addresses, so that reports repeat.
     """
     lines = _text(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {re.sub('0x[0-9a-f]{6,}', '0x...', lines[0][:300])}"
@@ -239,4 +229,6 @@ def _described(error: BaseException) -> str:
     place = ""
     with contained():
         place = place_of(error, most=2, code=False)
-    return _first_line(error) + (f" ({place})" if place else "")
+    if not place:
+        return _first_line(error)
+    return f"{_first_line(error)} ({place})"

@@ -17,7 +17,7 @@ LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_by
 
 
 def peak_memory(run: Callable[[], object], device: str) -> int:
-    """Return the peak of what torch allocates during a call, in bytes beyond what it held before."""
+    """Return the peak of what torch allocates during a call, in bytes beyond what it held."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -31,32 +31,30 @@ def peak_memory(run: Callable[[], object], device: str) -> int:
     with TemporaryDirectory() as folder:
         trace = Path(folder, "trace.json")
         profiled.export_chrome_trace(str(trace))
-        events = [
-            event
-            for event in json.loads(trace.read_text())["traceEvents"]
-            if event.get("name") == "[memory]"
-        ]
+        events = json.loads(trace.read_text())["traceEvents"]
+    allocations = [event for event in events if event.get("name") == "[memory]"]
     held = peak = 0
-    for event in sorted(events, key=lambda event: event["ts"]):
+    for event in sorted(allocations, key=lambda event: event["ts"]):
         held += event["args"]["Bytes"]
         peak = max(peak, held)
     return peak
 
 
 def memory_limit(device: str) -> float:
-    """Return the free bytes of a GPU, or all bytes of the machine or its container; infinity if
-    they are not known.
+    """Return the free bytes of a GPU, or all bytes of the machine or its container.
+
+    It is infinity if they are not known.
     """
     if device == "cuda":
         return float(torch.cuda.mem_get_info()[0])
-    is_known = getattr(os, "sysconf_names", {}).keys() >= {"SC_PAGE_SIZE", "SC_PHYS_PAGES"}
-    total = (
-        float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-        if is_known
-        else float("inf")
-    )
-    limits = (Path(file).read_text().strip() for file in LIMITS if Path(file).is_file())
-    return min([total, *(float(limit) for limit in limits if limit.isdigit())])
+    least = float("inf")
+    if getattr(os, "sysconf_names", {}).keys() >= {"SC_PAGE_SIZE", "SC_PHYS_PAGES"}:
+        least = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for file in map(Path, LIMITS):
+        limit = file.read_text().strip() if file.is_file() else ""
+        if limit.isdigit():
+            least = min(least, float(limit))
+    return least
 
 
 @contextmanager

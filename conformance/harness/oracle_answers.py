@@ -1,7 +1,7 @@
-"""What the oracle says, always computed on the CPU: hundreds of small kernels would wait for one
-another on a GPU.
+"""What the oracle says, always computed on the CPU.
 
-Of large problems it is kept for a while, since known-bad answers are tried on the same cases.
+On a GPU, hundreds of small kernels would wait for one another. Answers on large problems are kept
+for a while, since known-bad answers are tried on the same cases.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ Answer = TypeVar("Answer")
 
 
 def expected(problem: Problem, claims: Claims) -> Expected:
-    """Return what `oracle` does, on the device of the problem; raises RuntimeError as
-    `require_no_call` does.
+    """Return what `oracle` does, on the device of the problem.
+
+    Raises RuntimeError as `require_no_call` does.
     """
     require_no_call()
     problem = untouched(problem)
@@ -49,24 +50,25 @@ def _expected(problem: Problem, claims: Claims) -> Expected:
 def expected_gradients(
     problem: Problem, claims: Claims, upstream: Tensor, upstream_lse: Tensor | None = None
 ) -> dict[str, Ball]:
-    """Return what `gradients` does, on the device of the problem, with those of inputs that are one
-    tensor added up.
+    """Return what `gradients` does, on the device of the problem.
+
+    The gradients of inputs that are one tensor are added up.
     """
     require_no_call()
     problem = untouched(problem)
-    on_cpu, upstream = problem.cpu(), viewed(upstream.detach()).cpu()
-
-    others = [] if upstream_lse is None else [viewed(upstream_lse.detach()).cpu()]
+    on_cpu, given = problem.cpu(), [viewed(upstream.detach()).cpu()]
+    of_lse = None
+    if upstream_lse is not None:
+        of_lse = viewed(upstream_lse.detach()).cpu()
+        given.append(of_lse)
 
     def differentiate() -> dict[str, Ball]:
-        return sum_shared(
-            on_cpu, gradients(on_cpu, claims, upstream, _expected(on_cpu, claims), *others)
-        )
+        answer = _expected(on_cpu, claims)
+        return sum_shared(on_cpu, gradients(on_cpu, claims, given[0], answer, of_lse))
 
     size = 2 * sum(x.numel() for x in _tensors(on_cpu))
-    found: dict[str, Ball] = kept.answer(
-        on_cpu, ("gradients", claims), size, differentiate, upstream, *others
-    )
+    question = "gradients", claims
+    found: dict[str, Ball] = kept.answer(on_cpu, question, size, differentiate, *given)
     answer: dict[str, Ball] = moved(found, problem.query.device)
     return answer
 
@@ -84,7 +86,7 @@ def require_no_call() -> None:
 
 
 def moved(answer: Any, device: torch.device) -> Any:
-    """Return an answer with all its tensors on a device, itself if that is the CPU."""
+    """Return an answer with all its tensors on a device; the answer itself if that is the CPU."""
     if device.type == "cpu":
         return answer
     if isinstance(answer, Tensor):
@@ -92,17 +94,18 @@ def moved(answer: Any, device: torch.device) -> Any:
     if isinstance(answer, dict):
         return {name: moved(part, device) for name, part in answer.items()}
     if is_dataclass(answer) and not isinstance(answer, type):
-        return replace(
-            answer,
-            **{each.name: moved(getattr(answer, each.name), device) for each in fields(answer)},
-        )
-    return (lambda: moved(answer(), device)) if callable(answer) else answer
+        parts = {each.name: moved(getattr(answer, each.name), device) for each in fields(answer)}
+        return replace(answer, **parts)
+    if callable(answer):  # what makes a part when it is asked for
+        return lambda: moved(answer(), device)
+    return answer
 
 
 @dataclass
 class Answers:
-    """Answers by the content of what was asked, the oldest first, and how many numbers they have
-    together.
+    """Answers by the content of what was asked, the oldest first.
+
+    size: how many numbers they have together.
     """
 
     answers: OrderedDict[Hashable, tuple[int, Any]] = field(default_factory=OrderedDict)
@@ -116,16 +119,15 @@ class Answers:
         ask: Callable[[], Answer],
         *others: Tensor,
     ) -> Answer:
-        """Return the answer to a question about a problem, asking unless it is kept; on the CPU
-        alone.
+        """Return the answer to a question about a problem, asking unless it is kept.
 
-        size: about how many numbers the answer has. The latest answer is kept whatever its size.
+        Only answers on the CPU are. The latest one is kept whatever its size.
+
+        size: about how many numbers the answer has.
         others: tensors that the answer depends on besides.
         """
-        if (
-            problem.query.device.type != "cpu"
-            or prod(problem.shape) + problem.weights.w_q.numel() < SMALL
-        ):
+        is_small = prod(problem.shape) + problem.weights.w_q.numel() < SMALL
+        if is_small or problem.query.device.type != "cpu":
             return ask()
         key = question, _content_of(problem), tuple(map(_content, others))
         if key not in self.answers:
@@ -143,8 +145,9 @@ kept = Answers()
 
 
 def _content_of(problem: Problem) -> Hashable:
-    """Return what makes two problems one: all numbers and how they lie in memory, and which inputs
-    are one tensor.
+    """Return what makes two problems one.
+
+    That is all numbers and how they lie in memory, and which inputs are one tensor.
     """
     shared = tuple(first is second for first, second in combinations(_inputs(problem), 2))
     weights = tuple(name for name, _ in problem.weights.named())
@@ -164,11 +167,6 @@ def _tensors(problem: Problem) -> list[Tensor]:
 
 def _content(x: Tensor) -> Hashable:
     """Return the numbers of a tensor as a digest, of 64 bits, and how they lie in memory."""
-    numbers = (
-        x.detach()
-        .clone(memory_format=torch.contiguous_format)
-        .reshape(-1)
-        .view(torch.uint8)
-        .numpy()
-    )
+    dense = x.detach().clone(memory_format=torch.contiguous_format)
+    numbers = dense.reshape(-1).view(torch.uint8).numpy()
     return x.dtype, x.shape, x.stride(), hash(numbers.tobytes())

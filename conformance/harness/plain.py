@@ -1,5 +1,4 @@
-"""Tensors at the border: what judged code returns is copied, and what it is given are not the
-judge's own objects.
+"""Tensors at the border: copies of what judged code returns, and other objects to give to it.
 
 An attribute of an instance hides a method: a tensor whose `detach` returns another one would be
 compared as that one. What is used here was taken before any judged code was imported, and looks at
@@ -17,11 +16,8 @@ from torch import Tensor
 
 from mha.spec import Config, Problem, Weights
 
-_detach, _clone, _view_as = (
-    torch._C.TensorBase.detach,
-    torch._C.TensorBase.clone,
-    torch._C.TensorBase.view_as,
-)
+_detach, _clone = torch._C.TensorBase.detach, torch._C.TensorBase.clone
+_view_as = torch._C.TensorBase.view_as
 _requires_grad = torch._C.TensorBase.requires_grad.__get__  # type: ignore[attr-defined]  # a property of C
 _version_of = torch._C.TensorBase._version.__get__  # type: ignore[attr-defined]  # a property of C
 _variables, _as_plain = object.__getattribute__, torch._C.DisableTorchFunctionSubclass
@@ -83,7 +79,7 @@ class Given:
 
 
 def clean() -> None:
-    """Take off what judged code has left on the judge's own leaves: attributes, and another class."""
+    """Take off what judged code left on the judge's own leaves: attributes, and another class."""
     for tensor in _leaves.values():
         if type(tensor) is not Tensor:
             object.__setattr__(tensor, "__class__", Tensor)
@@ -92,9 +88,9 @@ def clean() -> None:
 
 def weights_given(weights: Weights) -> Weights:
     """Return weights whose tensors are other objects, with the memory of these."""
-    given: list[Any] = [  # None where there is no tensor, as in the fields that it is for
-        None if tensor is None else _detach(tensor) for tensor in _tensors_of(weights)
-    ]
+    given = list[Any]()
+    for tensor in _tensors_of(weights):
+        given.append(None if tensor is None else _detach(tensor))
     return Weights(*given)
 
 
@@ -104,9 +100,7 @@ def config_given(config: Config) -> Config:
 
 
 def untouched(problem: Problem) -> Problem:
-    """Return the problem with other objects for its tensors, so that nothing that was left on one
-    is looked at.
-    """
+    """Return the problem with other objects for its tensors, on which nothing was left."""
     others: dict[int, Tensor] = {}
 
     def other(tensor: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, TracebackType
+from typing import Any
 
 import torch
 
@@ -20,8 +21,10 @@ from mha.implementations.discovery.originals import codes
 
 # Where adapters and sessions raise what steers the judge, within a call of judged code.
 RAISERS = (
+    "mha.conformance.harness.differentiation",
     "mha.conformance.harness.integrity",
     "mha.conformance.harness.isolation",
+    "mha.conformance.harness.returned",
     "mha.conformance.harness.session",
     "mha.conformance.sharding",
     "mha.implementations.adapters",
@@ -36,16 +39,16 @@ JUDGING = (
 _paths = sysconfig.get_paths()
 _INSTALLED = (_paths["purelib"], _paths["platlib"])
 _TORCH, _PYTHON = str(Path(torch.__file__).parent) + os.sep, (_paths["stdlib"] + os.sep, "<frozen ")
-_traceback_of: Callable[[BaseException], TracebackType | None] = vars(BaseException)[
-    "__traceback__"
-].__get__
+_traceback: Any = vars(BaseException)["__traceback__"]
+_traceback_of: Callable[[BaseException], TracebackType | None] = _traceback.__get__
 # The function `call` that the author of an adapter has given, of what is judged now.
 _calls: list[CodeType] = []
 
 
 def note_adapter(call: object) -> None:
-    """Note the function that an adapter was given to make calls: it may say that one cannot be
-    expressed.
+    """Note the function that an adapter was given to make calls.
+
+    It may say that a call cannot be expressed.
     """
     _calls[:] = [call.__code__] if isinstance(call, FunctionType) else []
 
@@ -59,25 +62,26 @@ def frames_of(error: BaseException) -> Iterator[FrameType]:
 
 
 def is_of_judge(error: BaseException) -> bool:
-    """Return whether an exception of a call of judged code is the judge's own, raised by one of the
-    `RAISERS`.
+    """Return whether an exception of a call of judged code is the judge's own.
+
+    One of the `RAISERS` raised it, or the function of an adapter.
     """
     passed = [frame.f_code for frame in frames_of(error)]
-    if (
-        passed
-        and any(code is passed[-1] for code in _calls)
-        and issubclass(type(error), ImplementationError)
-    ):
-        passed.pop()
-        return not any(_is_of_others(code) for code in passed)
-    if not passed or any(_is_of_others(code) for code in passed):
+    if not passed:
         return False
-    return _module_of(passed[-1]).startswith(RAISERS)
+    *before, last = passed
+    if any(_is_of_others(code) for code in before):
+        return False
+    is_call = any(code is last for code in _calls)
+    if is_call and issubclass(type(error), ImplementationError):
+        return True
+    return not _is_of_others(last) and _module_of(last).startswith(RAISERS)
 
 
 def passed_judged_code(error: BaseException, *, beside: str = "") -> bool:
-    """Return whether an exception passed a frame that is neither the judge's, nor of torch or
-    Python.
+    """Return whether an exception passed a frame of judged code.
+
+    That is neither the judge's, nor of a file beside it, nor of torch or Python.
     """
     return any(_is_of_others(frame.f_code, beside) for frame in frames_of(error))
 
@@ -89,7 +93,7 @@ def _module_of(code: CodeType) -> str:
 
 
 def _is_of_others(code: CodeType, beside: str = "") -> bool:
-    """Return whether code is neither the judge's, nor of a file beside it, nor of torch or Python."""
+    """Return whether code is not the judge's, nor of a file beside it, nor of torch or Python."""
     file = code.co_filename
     if _module_of(code) or (beside and file == beside) or file.startswith(_TORCH):
         return False

@@ -1,6 +1,4 @@
-"""What a session records: its steps, in order, and the tensors that came of them with the code that
-names them.
-"""
+"""What a session records: its steps, in order, and the tensors that came of them."""
 
 from __future__ import annotations
 
@@ -19,9 +17,10 @@ from mha.spec.problem import INPUTS
 class RecordedTensor:
     """A tensor that the implementation returned, with the expression that names it in a script.
 
-    note_margin: called with the largest error/bound of each comparison with a bound. index: of the
-    part of `name` that the tensor is; empty for the whole. returned: what the implementation
-    returned, with its own memory; for comparisons there is a copy, which no later call changes.
+    note_margin: called with the largest error/bound of each comparison with a bound.
+    index: of the part of `name` that the tensor is; empty for the whole.
+    returned: what the implementation returned, with its own memory; for comparisons there is a
+        copy, which no later call changes.
     """
 
     tensor: Tensor
@@ -33,10 +32,13 @@ class RecordedTensor:
     @property
     def code(self) -> str:
         """The expression: the name, and the index of a part."""
-        return f"{self.name}[{', '.join(map(index_code, self.index))}]" if self.index else self.name
+        if not self.index:
+            return self.name
+        return f"{self.name}[{', '.join(map(index_code, self.index))}]"
 
     def __getitem__(self, index: Any) -> RecordedTensor:
         part = index if isinstance(index, tuple) else (index,)
+        # One index in the script for both, if there is one.
         if all(isinstance(place, int) for place in self.index):
             return replace(self, tensor=self.tensor[index], index=self.index + part)
         whole = _composed(self.index, part)
@@ -61,15 +63,22 @@ class RecordedTensor:
 
 @dataclass(frozen=True, eq=False)
 class RecordedOutput:
-    """What a call returned: output (B, L, D) and weights (B, H, L, S), None if not asked for or not
-    returned.
+    """What a call returned.
 
+    output: (B, L, D).
+    weights: (B, H, L, S), or None if not asked for or not returned.
     lse: (B, H, L), if it was asked for.
     """
 
     output: RecordedTensor
     weights: RecordedTensor | None
     lse: RecordedTensor | None = None
+
+    def detached(self) -> RecordedOutput:
+        """Return copies of the same tensors without their history, for comparisons."""
+        weights = None if self.weights is None else self.weights.detached()
+        lse = None if self.lse is None else self.lse.detached()
+        return RecordedOutput(self.output.detached(), weights, lse)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +103,11 @@ class DeriveStep:
 class CallStep:
     """An attention was called.
 
-    build: the number of the step that made the attention. seed: set before the call, if any.
-    switches: whether the call of `train()` or `eval()` was needed first. upstream: what the output
-    was multiplied by for `backward`, if anything; wanted: the inputs whose gradients were asked for
-    then.
+    build: the number of the step that made the attention.
+    seed: set before the call, if any.
+    upstream: what the output was multiplied by for `backward`, if anything.
+    wanted: the inputs whose gradients were asked for then.
+    switches: whether the call of `train()` or `eval()` was needed first.
     """
 
     number: int
@@ -112,17 +122,19 @@ class CallStep:
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """The names of the inputs, and of the mask, that require a gradient, or whose gradients are
-        wanted.
-        """
-        given = (name for name in (*INPUTS, "mask") if getattr(self.problem, name) is not None)
-        recorded = [name for name in given if getattr(self.problem, name).requires_grad]
-        return tuple(dict.fromkeys((*self.wanted, *recorded)))
+        """The names of the inputs, and of the mask, that have a gradient, wanted ones first."""
+        leaves = list(self.wanted)
+        for name in (*INPUTS, "mask"):
+            tensor = getattr(self.problem, name)
+            if tensor is not None and tensor.requires_grad and name not in leaves:
+                leaves.append(name)
+        return tuple(leaves)
 
 
 def _composed(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the one index that selects what two do, the second of numbers alone; empty if that is
-    not simple.
+    """Return the one index that selects what two do; empty if there is no simple one.
+
+    second: with numbers alone.
 
     >>> _composed((0, [3, 5]), (1, 2))
     (0, 5, 2)
@@ -131,12 +143,15 @@ def _composed(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...
     if not all(isinstance(number, int) and number >= 0 for number in numbers):
         return ()
     for place in first:
-        if not isinstance(place, int):
-            if not numbers or not isinstance(place, list | Tensor | slice):
-                return ()
-            place = _element(place, numbers.pop(0))
-        whole.append(place)
-    return () if None in whole else (*whole, *numbers)
+        if isinstance(place, int):
+            whole.append(place)
+        elif numbers and isinstance(place, list | Tensor | slice):
+            whole.append(_element(place, numbers.pop(0)))
+        else:
+            return ()
+    if None in whole:
+        return ()
+    return (*whole, *numbers)
 
 
 def _element(places: list[int] | Tensor | slice, number: int) -> int | None:
@@ -159,8 +174,9 @@ def index_code(index: Any) -> str:
     if isinstance(index, tuple):
         return ", ".join(map(index_code, index))
     if isinstance(index, slice):
-        bounds = ("" if bound is None else str(bound) for bound in (index.start, index.stop))
-        return ":".join(bounds)
+        start = "" if index.start is None else index.start
+        stop = "" if index.stop is None else index.stop
+        return f"{start}:{stop}"
     if isinstance(index, Tensor):
         return repr(index.tolist())
     return "..." if index is Ellipsis else repr(index)

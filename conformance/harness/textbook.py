@@ -30,7 +30,8 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 class TextbookAttention(Holder):
     """Correct attention in steps, each of which a defect may override.
 
-    allowed: what the masks of the last call allow, boolean (B, H, L, S). options: of the last call.
+    allowed: what the masks of the last call allow, boolean (B, H, L, S).
+    options: of the last call.
     joins_causal: the causal flag arrives as part of the mask, as where an adapter translates it.
     """
 
@@ -52,27 +53,30 @@ class TextbookAttention(Holder):
             inputs = (computable(x) for x in (query, key, value))
             mask = None if options.mask is None else computable(options.mask)
             output, weights, lse = self(*inputs, **options.change(mask=mask).arguments)
-            return Output(output.to(query), None if weights is None else weights.to(query), lse)
+            weights = None if weights is None else weights.to(query)
+            return Output(output.to(query), weights, lse)
         self.options = options
         return self.attend((query, key, value), options)
 
     def attend(self, inputs: Inputs, options: Options) -> Output:
         """Run the steps on inputs of a dtype that torch computes in."""
-        q, k, v = (self.project(x, role) for x, role in zip(self.take(*inputs), "qkv", strict=True))
+        query, key, value = self.take(*inputs)
+        q, k, v = self.project(query, "q"), self.project(key, "k"), self.project(value, "v")
         scores = self.score(q, k)
         if options.is_causal and self.joins_causal:
             causal = causal_mask(scores.shape[2], scores.shape[3], self.alignment, scores.device)
-            options = options.change(
-                mask=join_causal(options.mask, causal[None, None]), is_causal=False
-            )
+            mask = join_causal(options.mask, causal[None, None])
+            options = options.change(mask=mask, is_causal=False)
         self.allowed, bias = self.allow(options, scores)
         scores, bias = self.cap(scores, bias)
         weights = self.weigh(scores, self.allowed, bias)
         output = self.combine(weights, v, inputs[0])
-        lse = (
-            self.log_sum_exp(scores + bias, self.allowed, inputs[0]) if options.return_lse else None
-        )
-        return Output(output, weights.to(inputs[0]) if options.need_weights else None, lse)
+        lse = returned = None
+        if options.return_lse:
+            lse = self.log_sum_exp(scores + bias, self.allowed, inputs[0])
+        if options.need_weights:
+            returned = weights.to(inputs[0])
+        return Output(output, returned, lse)
 
     @property
     def alignment(self) -> Alignment:
@@ -85,11 +89,9 @@ class TextbookAttention(Holder):
 
     def scale(self) -> float:
         """Return what the scores are multiplied by."""
-        return (
-            self.claims.scale_for(self.config.head_dim)
-            if self.options.scale is None
-            else self.options.scale
-        )
+        if self.options.scale is None:
+            return self.claims.scale_for(self.config.head_dim)
+        return self.options.scale
 
     def project(self, x: Tensor, role: str) -> Tensor:
         """Return the heads (B, H, length, d_k) of an input; role: "q", "k" or "v"."""
@@ -99,9 +101,8 @@ class TextbookAttention(Holder):
     def split(self, projected: Tensor, role: str) -> Tensor:
         """Split (B, length, heads * d_k) into heads (B, heads, length, d_k)."""
         width = self.config.width_of(role)
-        heads: Tensor = projected.unflatten(-1, (projected.shape[-1] // width, width)).transpose(
-            1, 2
-        )
+        count = projected.shape[-1] // width
+        heads: Tensor = projected.unflatten(-1, (count, width)).transpose(1, 2)
         return heads
 
     def repeat(self, heads: Tensor, times: int) -> Tensor:
@@ -112,10 +113,10 @@ class TextbookAttention(Holder):
         """Multiply by W_role and add b_role, if there is one."""
         if not self.config.projected:
             return x
-        bias = getattr(self, f"b_{role}", None)
-        return F.linear(
-            x, computable(getattr(self, f"w_{role}")), None if bias is None else computable(bias)
-        )
+        weight, bias = computable(getattr(self, f"w_{role}")), getattr(self, f"b_{role}", None)
+        if bias is not None:
+            bias = computable(bias)
+        return F.linear(x, weight, bias)
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         """Return the scores (B, H, L, S), without mask."""
@@ -127,12 +128,8 @@ class TextbookAttention(Holder):
         if mask is not None and mask.dtype != scores.dtype:
             mask = _fit_mask(mask.bool(), scores)
         declared = self.claims.scores.alibi
-        return allowed_by(
-            options.change(mask=mask),
-            scores,
-            self.alignment,
-            declared.form if declared else "signed",
-        )
+        form = declared.form if declared else "signed"
+        return allowed_by(options.change(mask=mask), scores, self.alignment, form)
 
     def cap(self, scores: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores with the cap of the call, and what is still added to them."""
@@ -154,16 +151,17 @@ class TextbookAttention(Holder):
             empty = empty & (sinks == -math.inf).view(-1, 1, 1)
         if self.claims.empty_row == "uniform":
             return torch.where(empty, 1 / max(scores.shape[-1], 1), weights)
-        return weights.masked_fill(empty, math.nan) if self.claims.empty_row == "nan" else weights
+        if self.claims.empty_row == "nan":
+            return weights.masked_fill(empty, math.nan)
+        return weights
 
     def log_sum_exp(self, scores: Tensor, allowed: Tensor, query: Tensor) -> Tensor:
         """Return the log-sum-exp of each row, (B, H, L), as the claims have it."""
         declared = self.claims.lse or Lse()
-        lse = (
-            log_sum_exp(scores, allowed, self.sinks(scores) if declared.sink else None)
-            / declared.log_base
-        )
-        lse = lse.masked_fill(~allowed.any(-1), math.inf) if declared.empty == "+inf" else lse
+        sinks = self.sinks(scores) if declared.sink else None
+        lse = log_sum_exp(scores, allowed, sinks) / declared.log_base
+        if declared.empty == "+inf":
+            lse = lse.masked_fill(~allowed.any(-1), math.inf)
         return lse.to(declared.dtypes_for(query.dtype)[-1])
 
     def softmax(self, scores: Tensor) -> Tensor:
@@ -171,13 +169,13 @@ class TextbookAttention(Holder):
         return softmax(scores)
 
     def combine(self, weights: Tensor, v: Tensor, query: Tensor) -> Tensor:
-        """Return the output (B, L, D) in the dtype of the query, with the dropout that is claimed."""
-        claimed = self.claims.dropout
-        dropped = F.dropout(weights, self.config.dropout, self.training and claimed != "output")
+        """Return the output (B, L, D) in the dtype of the query, with the claimed dropout."""
+        claimed, config = self.claims.dropout, self.config
+        of_weights = self.training and claimed != "output"
+        of_output = self.training and claimed in DROPS_OUTPUT
+        dropped = F.dropout(weights, config.dropout, of_weights)
         output = self.linear(self.merge(dropped @ v).to(query), "o")
-        return F.dropout(
-            output, self.config.dropout_of_output, self.training and claimed in DROPS_OUTPUT
-        )
+        return F.dropout(output, config.dropout_of_output, of_output)
 
 
 def _fit_mask(mask: Tensor, scores: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ def _with_zeros(tile: int) -> Step:
 
 
 def _filled_up(tile: int) -> Step:
-    """Return `take` where keys and values of zeros fill the last tile, before they are projected."""
+    """Return `take` where keys and values of zeros fill the last tile before the projections."""
 
     def take(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Inputs:
         self.given = key.shape[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import combinations, product
+from typing import Any
 
 from mha.conformance.harness.known_bad.calls import stale, tiles
 from mha.conformance.harness.known_bad.defect import Defect, defect
@@ -70,45 +71,41 @@ def contexts_times(factor: float) -> Defect:
 def _together(pairs: Iterable[tuple[Defect, ...]]) -> Iterator[Defect]:
     """Yield each two defects that override other steps, as one."""
     for one, other in pairs:
-        steps = [
-            {k: v for k, v in vars(each.attention).items() if not k.startswith("__")}
-            for each in (one, other)
-        ]
-        if not steps[0].keys() & steps[1].keys():
-            family = f"{one.text}, and {other.family}" if other.family else ""
-            yield defect(
-                f"{one.name}+{other.name}",
-                f"{one.text}, and {other.text}",
-                family,
-                **steps[0],
-                **steps[1],
-            )
+        steps, more = _steps_of(one), _steps_of(other)
+        if steps.keys() & more.keys():
+            continue
+        name, text = f"{one.name}+{other.name}", f"{one.text}, and {other.text}"
+        family = f"{one.text}, and {other.family}" if other.family else ""
+        yield defect(name, text, family, **steps, **more)
+
+
+def _steps_of(one: Defect) -> dict[str, Any]:
+    """Return the steps of the textbook's formula that a defect overrides, by name."""
+    return {name: step for name, step in vars(one.attention).items() if not name.startswith("__")}
 
 
 # In groups, the simplest first: what a group explains needs no later one.
-NAMED: tuple[tuple[Defect, ...], ...] = tuple(
-    tuple(group())
-    for group in (
-        ignored_options,
-        windows,
-        caps,
-        sinks,
-        slopes,
-        scales,
-        projections,
-        heads,
-        masks,
-        causal,
-        layouts,
-        empty_rows,
-        softmaxes,
-        tiles,
-        stale,
-        precisions,
-        products,
-        outputs,
-    )
+GROUPS = (
+    ignored_options,
+    windows,
+    caps,
+    sinks,
+    slopes,
+    scales,
+    projections,
+    heads,
+    masks,
+    causal,
+    layouts,
+    empty_rows,
+    softmaxes,
+    tiles,
+    stale,
+    precisions,
+    products,
+    outputs,
 )
+NAMED: tuple[tuple[Defect, ...], ...] = tuple(tuple(group()) for group in GROUPS)
 
 # As a convention, it may be no defect, and so comes with any other.
 CONVENTION = "unscaled"
@@ -138,11 +135,7 @@ ALL = {each.name: each for group in NAMED for each in group}
 
 @cache
 def pairs() -> tuple[Defect, ...]:
-    """Return each two defects that often come together, as one; they are made at the first failure."""
+    """Return each two defects that often come together, as one, made at the first failure."""
     others = [name for name in ALL if name not in COMMON]
-    return tuple(
-        _together(
-            (ALL[one], ALL[other])
-            for one, other in (*combinations(COMMON, 2), *product([CONVENTION], others))
-        )
-    )
+    names = (*combinations(COMMON, 2), *product([CONVENTION], others))
+    return tuple(_together((ALL[one], ALL[other]) for one, other in names))
