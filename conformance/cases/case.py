@@ -178,6 +178,8 @@ class Case:
         weights, *made = make_inputs(self.values, config, sizes, generator, dtype)
         mask = self._mask(generator, dtype)
         options = Options(mask, self.causal, **self._of_scores)
+        # In their layout before the projections of a kernel's inputs too, whose last bits depend on
+        # it in float64.
         query, key, value = self._laid_out([x.to(self.device, dtype) for x in made])
         problem = Problem(config, weights.to(dtype, self.device), query, key, value, options)
         if not self.projected:

@@ -132,7 +132,9 @@ class NeverRefuses(TextbookAttention):
     ) -> None:
         """Build one head where heads of an equal width do not fill the model."""
         fits = config.n_heads > 0 and config.inner_width % config.n_heads == 0
-        super().__init__(claims, config if fits else replace(config, n_heads=1), weights, generator)
+        if not fits:
+            config = replace(config, n_heads=1)
+        super().__init__(claims, config, weights, generator)
 
     def attend(self, inputs: Inputs, options: Options) -> Output:
         """Make the inputs fit first."""
@@ -161,12 +163,9 @@ class LseOfTheRest(TextbookAttention):
 
     def log_sum_exp(self, scores: Tensor, allowed: Tensor, query: Tensor) -> Tensor:
         """Subtract the largest allowed score."""
-        largest = (
-            scores.masked_fill(~allowed, -math.inf).amax(-1, keepdim=True)
-            if scores.shape[-1]
-            else 0.0
-        )
-        return super().log_sum_exp(scores - largest, allowed, query)
+        if scores.shape[-1]:
+            scores = scores - scores.masked_fill(~allowed, -math.inf).amax(-1, keepdim=True)
+        return super().log_sum_exp(scores, allowed, query)
 
 
 class LseDetached(TextbookAttention):
@@ -248,9 +247,7 @@ REJECTED: Mapping[str, Defect] = {
 
 
 def _with_gradient_times(output: Tensor, factor: Callable[[], float]) -> Tensor:
-    """Multiply the gradient of an output by a number, which is drawn only if there will be a
-    gradient.
-    """
+    """Multiply the gradient of an output, if there will be one, by a number that is then drawn."""
     if output.requires_grad:
         number = factor()
         output.register_hook(lambda gradient: gradient * number)

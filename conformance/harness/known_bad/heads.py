@@ -21,9 +21,9 @@ def projections() -> Iterator[Defect]:
         yield defect(f"no_b_{role}", text, linear=_only(role, _without_bias))
     yield defect("no_biases", "the biases are missing", linear=_without_bias)
     for role, what in zip("qkvo", ("query", "key", "value", "output"), strict=True):
-        subject = (
-            "the output projection is missing" if role == "o" else f"the {what} is not projected"
-        )
+        subject = f"the {what} is not projected"
+        if role == "o":
+            subject = "the output projection is missing"
         yield defect(f"no_w_{role}", subject, linear=_only(role, lambda self, x, r: x))
         text = f"the matrix of the {what} projection is transposed"
         yield defect(f"transposed_w_{role}", text, linear=_only(role, _times_transposed))
@@ -67,17 +67,46 @@ def _by_w_of(**roles: str) -> Step:
 
 
 def _only(role: str, function: Callable[[TextbookAttention, Tensor, str], Tensor]) -> Step:
-    return lambda self, x, r: (
-        function(self, x, r) if r == role else TextbookAttention.linear(self, x, r)
-    )
+    def linear(self: TextbookAttention, x: Tensor, other: str) -> Tensor:
+        if other == role:
+            return function(self, x, role)
+        return TextbookAttention.linear(self, x, other)
+
+    return linear
 
 
 def _times_transposed(self: TextbookAttention, x: Tensor, role: str) -> Tensor:
     return F.linear(x, getattr(self, f"w_{role}").mT, getattr(self, f"b_{role}", None))
 
 
+# What may become of the contexts of the heads, (B, H, L, d_k), by the name of the defect.
+CONTEXTS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "reversed": ("the heads are concatenated in reverse order", lambda x: x.flip(1)),
+    "averaged": (
+        "each head's context is the mean over all heads",
+        lambda x: x.mean(1, keepdim=True).expand_as(x),
+    ),
+    "no_last_head": (
+        "the last head is left out",
+        lambda x: torch.cat([x[:, :-1], 0 * x[:, -1:]], 1),
+    ),
+    "first_context": (
+        "the first head's context is used for all heads",
+        lambda x: x[:, :1].expand_as(x),
+    ),
+}
+
+
 def heads() -> Iterator[Defect]:
     """Yield heads that are split or merged wrongly, or stand in for each other."""
+    yield from _layouts_of_heads()
+    for name, (text, change) in CONTEXTS.items():
+        yield defect(f"heads_{name}", text, merge=merging(change))
+    yield from _exchanged_heads()
+
+
+def _layouts_of_heads() -> Iterator[Defect]:
+    """Yield heads whose columns are split or merged wrongly."""
     for roles, what in (
         ("q", "queries"),
         ("k", "keys"),
@@ -89,43 +118,19 @@ def heads() -> Iterator[Defect]:
         yield defect(f"interleaved_{roles}", text, split=_split_for(roles, _interleaved))
         text = f"the {what} are split by `view` alone, without the transpose"
         yield defect(f"viewed_{roles}", text, split=_split_for(roles, _viewed))
+    interleaved, viewed = _split_for("qkv", _interleaved), _split_for("qkv", _viewed)
     text = "the heads have their columns interleaved, as (d_k, n_heads)"
-
-    yield defect(
-        "interleaved", text, split=_split_for("qkv", _interleaved), merge=_merge_interleaved
-    )
-    yield defect(
-        "merged_interleaved",
-        "the heads are merged with the columns interleaved",
-        merge=_merge_interleaved,
-    )
+    yield defect("interleaved", text, split=interleaved, merge=_merge_interleaved)
+    text = "the heads are merged with the columns interleaved"
+    yield defect("merged_interleaved", text, merge=_merge_interleaved)
     text = "the heads are merged by `view` alone, without the transpose"
     yield defect("merged_by_view", text, merge=_merge_viewed)
-    yield defect(
-        "viewed",
-        "the heads are split and merged by `view` alone, without the transpose",
-        split=_split_for("qkv", _viewed),
-        merge=_merge_viewed,
-    )
-    for name, text, change in (
-        ("reversed", "the heads are concatenated in reverse order", lambda x: x.flip(1)),
-        (
-            "averaged",
-            "each head's context is the mean over all heads",
-            lambda x: x.mean(1, keepdim=True).expand_as(x),
-        ),
-        (
-            "no_last_head",
-            "the last head is left out",
-            lambda x: torch.cat([x[:, :-1], 0 * x[:, -1:]], 1),
-        ),
-        (
-            "first_context",
-            "the first head's context is used for all heads",
-            lambda x: x[:, :1].expand_as(x),
-        ),
-    ):
-        yield defect(f"heads_{name}", text, merge=merging(change))
+    text = "the heads are split and merged by `view` alone, without the transpose"
+    yield defect("viewed", text, split=viewed, merge=_merge_viewed)
+
+
+def _exchanged_heads() -> Iterator[Defect]:
+    """Yield heads that stand in for others."""
     text = "the first head's weights are used for all heads"
     yield defect("first_weights", text, weigh=_first_weights)
     text = "the first head's scores are used for all heads"
@@ -144,9 +149,13 @@ def heads() -> Iterator[Defect]:
 
 
 def _split_for(roles: str, split: Step) -> Step:
-    return lambda self, x, role: (split if role in roles else TextbookAttention.split)(
-        self, x, role
-    )
+    def split_some(self: TextbookAttention, projected: Tensor, role: str) -> Tensor:
+        if role in roles:
+            heads: Tensor = split(self, projected, role)
+            return heads
+        return TextbookAttention.split(self, projected, role)
+
+    return split_some
 
 
 def _interleaved(self: TextbookAttention, projected: Tensor, role: str) -> Tensor:

@@ -41,11 +41,9 @@ def _with_causal(visible: Visible) -> Step:
 
     def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
         allowed, bias = TextbookAttention.allow(self, options.change(is_causal=False), scores)
-        return (
-            allowed & visible(self, scores.shape[2], scores.shape[3])
-            if options.is_causal
-            else allowed
-        ), bias
+        if options.is_causal:
+            allowed = allowed & visible(self, scores.shape[2], scores.shape[3])
+        return allowed, bias
 
     return allow
 
@@ -55,8 +53,9 @@ def _always(key: int) -> Step:
 
     def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
         allowed, bias = TextbookAttention.allow(self, options, scores)
-        place = torch.arange(scores.shape[3]) == key % scores.shape[3]
-        return allowed | place if options.mask is not None else allowed, bias
+        if options.mask is not None:
+            allowed = allowed | (torch.arange(scores.shape[3]) == key % scores.shape[3])
+        return allowed, bias
 
     return allow
 
@@ -64,9 +63,9 @@ def _always(key: int) -> Step:
 def _joined_by_or(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
     allowed, bias = TextbookAttention.allow(self, options.change(is_causal=False), scores)
     causal, _ = TextbookAttention.allow(self, options.change(mask=None), scores)
-    return (
-        allowed | causal if options.mask is not None and options.is_causal else allowed & causal
-    ), bias
+    if options.mask is not None and options.is_causal:
+        return allowed | causal, bias
+    return allowed & causal, bias
 
 
 def _added(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
@@ -180,7 +179,9 @@ def _indexed_by_head(self: TextbookAttention, options: Options, scores: Tensor) 
         items, heads = scores.shape[:2]
         beyond = torch.full((heads, *mask.shape[2:]), mask.dtype == torch.bool).to(mask)
         flat = torch.cat([mask[:, 0], beyond])
-        first = torch.arange(items) if len(mask) == items else torch.zeros(items, dtype=torch.long)
+        first = torch.zeros(items, dtype=torch.long)
+        if len(mask) == items:
+            first = torch.arange(items)
         options = options.change(mask=flat[first[:, None] + torch.arange(heads)])
     return TextbookAttention.allow(self, options, scores)
 
@@ -200,10 +201,10 @@ def _inverted(causal: Visible) -> Step:
 
     def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
         allowed, bias = _with_causal(causal)(self, options, scores)
-        is_given = options.is_causal or (
-            options.mask is not None and options.mask.dtype == torch.bool
-        )
-        return (~allowed if is_given else allowed), bias
+        has_mask = options.mask is not None and options.mask.dtype == torch.bool
+        if options.is_causal or has_mask:
+            allowed = ~allowed
+        return allowed, bias
 
     return allow
 
@@ -249,11 +250,9 @@ def _uncalled(visible: Visible) -> Step:
 
     def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Allowed:
         allowed, bias = TextbookAttention.allow(self, options, scores)
-        return (
-            allowed
-            if options.is_causal
-            else allowed & visible(self, scores.shape[2], scores.shape[3])
-        ), bias
+        if not options.is_causal:
+            allowed = allowed & visible(self, scores.shape[2], scores.shape[3])
+        return allowed, bias
 
     return allow
 
@@ -272,9 +271,9 @@ def _reversed(visible: Visible) -> Visible:
 
 
 def _other_alignment(self: TextbookAttention, queries: int, keys: int) -> Tensor:
-    return causal_mask(
-        queries, keys, "bottom_right" if self.claims.causal == "top_left" else "top_left"
-    )
+    if self.claims.causal == "top_left":
+        return causal_mask(queries, keys, "bottom_right")
+    return causal_mask(queries, keys, "top_left")
 
 
 def empty_rows() -> Iterator[Defect]:
@@ -296,8 +295,7 @@ def _empty_as(policy: str) -> Step:
         weights = (scores + bias).masked_fill(~(allowed | empty), -math.inf).softmax(-1)
         if policy == "unmasked":
             return weights
-        return weights.masked_fill(
-            empty, {"uniform": 1 / scores.shape[-1], "nan": math.nan, "zeros": 0.0}[policy]
-        )
+        fills = {"uniform": 1 / scores.shape[-1], "nan": math.nan, "zeros": 0.0}
+        return weights.masked_fill(empty, fills[policy])
 
     return weigh

@@ -33,7 +33,11 @@ def _other_window(name: str, text: str, change: Callable[[Bounds], Bounds | None
 def moved(bounds: Bounds, left: int, right: int) -> Bounds:
     """Return a window with more or fewer keys on the sides that have a bound."""
     before, after = bounds
-    return None if before is None else before + left, None if after is None else after + right
+    if before is not None:
+        before += left
+    if after is not None:
+        after += right
+    return before, after
 
 
 def _window_at_other_end(self: TextbookAttention, options: Options, scores: Tensor) -> Pair:
@@ -138,10 +142,10 @@ def windows() -> Iterator[Defect]:
     for side, place in (("left", "before"), ("right", "after")):
         for number, word in ((1, "many"), (-1, "few")):
             text = f"the window has one key too {word} {place} the query's own"
-            left, right = (number, 0) if side == "left" else (0, number)
-            yield _other_window(
-                f"window_{side}_{number}", text, partial(moved, left=left, right=right)
-            )
+            change = partial(moved, left=number, right=0)
+            if side == "right":
+                change = partial(moved, left=0, right=number)
+            yield _other_window(f"window_{side}_{number}", text, change)
     yield _other_window(
         "window_mirrored", "the window has its sides exchanged", lambda bounds: bounds[::-1]
     )

@@ -95,12 +95,11 @@ def _softmax_over(axis: int, fill: float) -> Step:
     """
 
     def weigh(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
-        weights = (
-            (scores + bias)
-            .masked_fill(~allowed, -math.inf if math.isnan(fill) else fill)
-            .softmax(axis)
-        )
-        return weights.masked_fill(~allowed, 0.0) if fill == -math.inf else weights
+        before = -math.inf if math.isnan(fill) else fill
+        weights = (scores + bias).masked_fill(~allowed, before).softmax(axis)
+        if fill == -math.inf:
+            return weights.masked_fill(~allowed, 0.0)
+        return weights
 
     return weigh
 
