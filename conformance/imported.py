@@ -1,4 +1,4 @@
-"""What the text of a module imports, wherever it does so, and where that is; nothing is imported."""
+"""What the text of a module imports, anywhere in it, and where that is; nothing is imported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def imported_by(path: str, package: str) -> Iterator[str]:
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            for alias in node.names:
+                yield alias.name
         elif isinstance(node, ast.ImportFrom):
             yield from _names_from(node, package)
         elif isinstance(node, ast.Call):
@@ -36,30 +37,36 @@ def _names_from(node: ast.ImportFrom, package: str) -> Iterator[str]:
     """Yield the module that names are imported from, and these as modules of it."""
     parts = package.split(".") if node.level else []
     outer = parts[: len(parts) - node.level + 1]
-    base = ".".join([*outer, *([node.module] if node.module else [])])
+    base = ".".join(filter(None, [*outer, node.module]))
     if base:
         yield base
-        yield from (f"{base}.{alias.name}" for alias in node.names)
+        for alias in node.names:
+            yield f"{base}.{alias.name}"
 
 
 def _named_in(call: ast.Call, package: str) -> Iterator[str]:
     """Yield the name that is given to a function that imports."""
     function = getattr(call.func, "attr", getattr(call.func, "id", ""))
-    given = call.args[0] if function in IMPORTERS and call.args else None
+    if function not in IMPORTERS or not call.args:
+        return
+    given = call.args[0]
     if isinstance(given, ast.Constant) and isinstance(given.value, str):
-        name = given.value
-        yield f"{package}{name}" if name.startswith(".") else name
+        is_relative = given.value.startswith(".")
+        yield f"{package}{given.value}" if is_relative else given.value
 
 
 def located(name: str, roots: Sequence[str]) -> str:
-    """Return the file of a module, "" for one without; roots: folders to look in besides
-    `sys.path`.
+    """Return the file of a module, "" for one without.
+
+    roots: folders to look in besides `sys.path`.
 
     >>> located("json", []), Path(located("pytest", [])).name
     ('', '__init__.py')
     """
     spec = _spec(name, roots)
-    return spec.origin if spec and spec.has_location and spec.origin else ""
+    if spec is None or not spec.has_location:
+        return ""
+    return spec.origin or ""
 
 
 def _spec(name: str, roots: Sequence[str]) -> ModuleSpec | None:
@@ -69,8 +76,9 @@ def _spec(name: str, roots: Sequence[str]) -> ModuleSpec | None:
     if not parent:
         return _found(name, None) or PathFinder.find_spec(name, list(roots))
     package = _spec(parent, roots)
-    places = package.submodule_search_locations if package else None
-    return _found(name, list(places)) if places else None
+    if package is None or not package.submodule_search_locations:
+        return None
+    return _found(name, list(package.submodule_search_locations))
 
 
 def _found(name: str, places: list[str] | None) -> ModuleSpec | None:

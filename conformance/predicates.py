@@ -1,10 +1,9 @@
-"""Predicates over the fields of a case, as waivers have them: they may come from a file, and cost
-next to nothing.
-"""
+"""Predicates over the fields of a case, as waivers have them: safe to read from any file."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -17,31 +16,9 @@ from mha.conformance.cases.parsing import OLD_NAMES, is_size
 # What a predicate may consist of, as in `L == 0 and mask in ("padding", "full")`.
 NAMES = tuple(field.name for field in fields(Case))
 ALLOWED = (
-    *(
-        ast.Expression,
-        ast.BoolOp,
-        ast.And,
-        ast.Or,
-        ast.UnaryOp,
-        ast.Not,
-        ast.USub,
-        ast.Compare,
-        ast.Name,
-        ast.Load,
-    ),
-    *(
-        ast.Constant,
-        ast.Tuple,
-        ast.List,
-        ast.Eq,
-        ast.NotEq,
-        ast.Lt,
-        ast.LtE,
-        ast.Gt,
-        ast.GtE,
-        ast.In,
-        ast.NotIn,
-    ),
+    *(ast.Expression, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List),
+    *(ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub),
+    *(ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn),
     *(ast.BinOp, ast.Mult, ast.Add, ast.Sub, ast.Mod),
 )
 NUMERIC = tuple(name for name in NAMES if is_size(name))
@@ -51,17 +28,13 @@ EXAMPLE = "L == 0 and mask != 'none'"
 
 
 def validate_predicate(text: str) -> None:
-    """Raise ValueError, in one line, unless a predicate compares fields of a case, constants and
-    small sums of them.
-    """
+    """Raise ValueError, in one line, unless a predicate compares fields, constants and sums."""
     for problem in _problems(text):
         raise ValueError(f"{text[:80]!r}{problem}")
 
 
 def predicate_holds(text: str, case: Case) -> bool:
-    """Return whether a valid predicate holds for a case; one that compares incomparable values does
-    not.
-    """
+    """Return whether a valid predicate holds for a case, False if values cannot be compared."""
     values = {name: getattr(case, name) for name in NAMES}
     values |= {old: values[new] for old, new in OLD_NAMES.items()}
     try:
@@ -82,8 +55,9 @@ def _parsed(text: str) -> ast.Expression:
 
 
 def _problems(text: str) -> Iterator[str]:
-    """Yield what is not allowed, worded to follow the text; what comes first may keep the rest from
-    being tried.
+    """Yield what is not allowed, worded to follow the text.
+
+    Whoever stops at the first problem does not get to those that cost more to find.
     """
     if len(text) > LONGEST:
         yield f" is not an expression of at most {LONGEST} characters, but has {len(text):,}"
@@ -104,14 +78,15 @@ def _problems_of_form(tree: ast.AST) -> Iterator[str]:
 
 
 def _problems_of_values(nodes: Sequence[ast.AST]) -> Iterator[str]:
-    unknown = sorted(
-        {node.id for node in nodes if isinstance(node, ast.Name)} - {*NAMES, *OLD_NAMES}
-    )
+    named = {node.id for node in nodes if isinstance(node, ast.Name)}
+    unknown = sorted(named - {*NAMES, *OLD_NAMES})
     if unknown:
         yield f": a case has no {', '.join(unknown)}; it has {', '.join(sorted(NAMES))}"
-    if not all(_is_plain(node) for node in nodes if isinstance(node, ast.Constant)):
+    constants = [node for node in nodes if isinstance(node, ast.Constant)]
+    if not all(map(_is_plain, constants)):
         yield f" may only have texts, and numbers of at most {DIGITS} digits"
-    if not all(_is_number(operand) for node in nodes for operand in _operands(node)):
+    operands = itertools.chain.from_iterable(map(_operands, nodes))
+    if not all(map(_is_number, operands)):
         yield (
             " may only add, subtract, multiply and take remainders of numbers and of"
             f" {', '.join(NUMERIC)}"
@@ -123,7 +98,7 @@ def _depth(tree: ast.AST) -> int:
     depth, level = 0, [tree]
     while level:
         depth += 1
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        level = list(itertools.chain.from_iterable(map(ast.iter_child_nodes, level)))
     return depth
 
 
@@ -148,6 +123,4 @@ def _is_number(node: ast.expr) -> bool:
         return isinstance(node.value, int | float) and not isinstance(node.value, bool)
     if isinstance(node, ast.Name):
         return node.id in NUMERIC
-    return isinstance(node, ast.BinOp) or (
-        isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
-    )
+    return bool(_operands(node))

@@ -1,13 +1,14 @@
-"""What the pyproject.toml of a user's project says to the judge; torch is not imported, every
-pytest run reads this.
+"""What the pyproject.toml of a user's project says to the judge.
+
+Torch is not imported, since every pytest run reads this.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ CALL_TIMEOUT = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """The keys that `[tool.mha]` and the table of a target have in common; None where a key is not
-    given.
+    """The keys that `[tool.mha]` and the table of a target share; None where one is not given.
 
-    dtypes, device: names. waivers: an absolute path. select, ignore, require: ids of clauses.
+    dtypes, device: names.
+    waivers: an absolute path.
+    select, ignore, require: ids of clauses.
     """
 
     profile: str | None = None
@@ -41,9 +43,12 @@ class Table:
 
     def over(self, general: Table) -> Table:
         """Return a table in which each key of this one takes the place of the general one."""
-        names = [each.name for each in fields(self)]
-        own = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return Table(**{name: getattr(general, name) for name in names} | own)
+        own: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None:
+                own[each.name] = value
+        return replace(general, **own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +56,11 @@ class Project:
     """A project, and what its pyproject.toml says.
 
     folder: the root, that of the pyproject.toml, or the current folder where there is none.
+    call_timeout: in seconds, after which a call that has not returned is ended with its process, 0
+        for never.
     targets: tables by the target, the path of a file made absolute, or by the name of an
-    implementation. call_timeout: in seconds, after which a call that has not returned is ended with
-    its process, 0 for never. text: `[tool.mha]` as JSON, empty if there is none.
+        implementation.
+    text: `[tool.mha]` as JSON, empty if there is none.
     """
 
     folder: Path
@@ -66,14 +73,13 @@ class Project:
 
     @property
     def waivers(self) -> Path:
-        """The file to which `mha waive` adds, and which is read by default: `waivers`, or `WAIVERS`
-        in the root.
-        """
+        """The file that `mha waive` adds to, and that is read by default."""
         return self.table.waivers or self.folder / WAIVERS
 
     def table_of(self, target: str, name: str) -> Table | None:
-        """Return the table of an implementation over the general one, None if it has none; target:
-        without a name.
+        """Return the table of an implementation over the general one, None if it has none.
+
+        target: without a name.
         """
         own = self.targets.get(absolute_target(target, Path())) or self.targets.get(name)
         return own.over(self.table) if own else None
@@ -85,23 +91,19 @@ class Project:
 
 
 def pinned_contract(folder: Path) -> str:
-    """Return the version of the contract that the project of a folder has pinned, by default the
-    latest one.
-    """
+    """Return the version of the contract that a project has pinned, or else the latest one."""
     return read_project(folder).contract
 
 
 def read_project(folder: Path) -> Project:
-    """Return what `[tool.mha]` says in the pyproject.toml of a folder, or else in that of the next
-    one above it.
+    """Return what `[tool.mha]` says in the pyproject.toml of a folder, or of the next one above it.
 
     Raises ValueError, in one line, for a file that is not TOML, an unknown key and a value that is
     not expected.
     """
     places = (folder.resolve(), *folder.resolve().parents)
-    file = next(
-        (place / "pyproject.toml" for place in places if (place / "pyproject.toml").is_file()), None
-    )
+    files = [place / "pyproject.toml" for place in places]
+    file = next(filter(Path.is_file, files), None)
     if file is None:
         return Project(folder=folder.resolve())
     table = _tool_table(file)
@@ -109,26 +111,39 @@ def read_project(folder: Path) -> Project:
         return Project(folder=file.parent)
     where = f"{str(file)!r}, [tool.mha]"
     own = _read(table, {**_COMMON, **_GENERAL}, where, file.parent)
-    special = {name: own.pop(name) for name in _GENERAL if name in own}
+    general = {name: own.pop(name) for name in _GENERAL if name in own}
     text = json.dumps(table, sort_keys=True, default=str)
-    return Project(folder=file.parent, table=Table(**own), text=text, **special)
+    return Project(folder=file.parent, table=Table(**own), text=text, **general)
 
 
 def absolute_target(target: str, folder: Path) -> str:
-    """Return a target with the path of its file made absolute, so that two ways to name a file are
-    one.
+    """Return a target with the path of its file made absolute, so that a file has one name.
 
     >>> absolute_target("sdpa", Path()), absolute_target("./a.py:A", Path("/x"))
     ('sdpa', '/x/a.py:A')
     """
     place, _, name = target.rpartition(":")
-    return f"{(folder / place).resolve()}:{name}" if place.endswith(".py") else target
+    if not place.endswith(".py"):
+        return target
+    return f"{(folder / place).resolve()}:{name}"
 
 
 def shown_path(file: Path) -> str:
     """Return a path as a user would write it here: relative, if it is in the current folder."""
     here = Path().resolve()
-    return str(file.relative_to(here) if file.is_relative_to(here) else file)
+    if file.is_relative_to(here):
+        file = file.relative_to(here)
+    return str(file)
+
+
+def did_you_mean(word: str, known: Iterable[str], most: int = 3) -> str:
+    """Return the end of an error about an unknown word, "" if it is like no known one.
+
+    >>> did_you_mean("quik", PROFILE_NAMES)
+    '; did you mean quick?'
+    """
+    near = get_close_matches(word, list(known), n=most)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def _tool_table(file: Path) -> Any:
@@ -137,25 +152,20 @@ def _tool_table(file: Path) -> Any:
         text = file.read_text(encoding="utf-8", errors="replace")
         tool = tomllib.loads(text).get("tool", {})
     except (OSError, ValueError, RecursionError) as error:
-        if (
-            isinstance(error, OSError) or "[tool.mha" not in text
-        ):  # of other tools, whose runs must not end here
-            return None
+        if isinstance(error, OSError) or "[tool.mha" not in text:
+            return None  # it is about other tools, whose runs must not end here
         raise ValueError(f"{str(file)!r} cannot be read as TOML: {error}") from None
     return tool.get("mha") if isinstance(tool, dict) else None
 
 
 def _read(table: object, keys: Mapping[str, _Reader], where: str, folder: Path) -> dict[str, Any]:
-    """Return the values of a table, as its keys are read; raise ValueError, which says where the
-    table is.
-    """
+    """Return the values of a table, as its keys are read; where: the table, in errors."""
     if not isinstance(table, dict):
         raise ValueError(f"{where} must be a table, but is {table!r:.80}")
     values = {}
     for name, value in table.items():
         if name not in keys:
-            near = get_close_matches(name, keys, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, keys, most=1)
             raise ValueError(f"{where}: unknown key {name!r}{hint} (known: {', '.join(keys)})")
         values[name] = keys[name](value, f"{where}: {name}", folder)
     return values
@@ -178,9 +188,7 @@ def _word(value: object, what: str, known: Collection[str]) -> str:
 
 
 def _clauses(value: object, what: str, folder: Path) -> tuple[str, ...]:
-    """Return the ids that one word or a list of words names, each an id or a family; the list may
-    be empty.
-    """
+    """Return the ids that a word or a list of words names, each an id or a family, if any."""
     words = [value] if isinstance(value, str) else value
     expected = 'a list of clauses or families, such as ["MSK-8", "CAU"]'
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
@@ -188,8 +196,7 @@ def _clauses(value: object, what: str, folder: Path) -> tuple[str, ...]:
     named = [word.upper() for word in words]
     for word in named:
         if word not in (*CLAUSES, *FAMILIES):
-            near = get_close_matches(word, [*CLAUSES, *FAMILIES], n=3)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            hint = did_you_mean(word, [*CLAUSES, *FAMILIES])
             raise ValueError(
                 f"{what} must be {expected}, but there is no {word!r}{hint} (`mha spec` lists them)"
             )

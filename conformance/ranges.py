@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Range:
-    """What a number may be. zero: what 0 stands for, where that is outside of the range, or "".
+    """What a number may be.
+
+    zero: what 0 stands for, where that is outside of the range, or "".
 
     >>> Range(1, 64, zero="one a core").require("--jobs", 100000)
     Traceback (most recent call last):
@@ -24,9 +26,12 @@ class Range:
     def __str__(self) -> str:
         """Return what is expected, in words."""
         number = "a whole number" if self.whole else "a number"
-        unit = f" {self.unit}" if self.unit else ""
-        zero = f", or 0 for {self.zero}" if self.zero else ""
-        return f"{number} from {_shown(self.least)} to {_shown(self.most)}{unit}{zero}"
+        text = f"{number} from {_shown(self.least)} to {_shown(self.most)}"
+        if self.unit:
+            text += f" {self.unit}"
+        if self.zero:
+            text += f", or 0 for {self.zero}"
+        return text
 
     def require(self, what: str, value: object) -> None:
         """Raise ValueError, in one line, unless a value is in the range; what: as users know it."""
@@ -35,27 +40,23 @@ class Range:
 
     def has(self, value: object) -> bool:
         """Return whether a value is in the range."""
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or (self.whole and isinstance(value, float))
-        ):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             return False
-        if isinstance(value, float) and not math.isfinite(value):
+        if isinstance(value, float) and (self.whole or not math.isfinite(value)):
             return False
         return self.least <= value <= self.most or (bool(self.zero) and value == 0)
 
 
 def _shown(value: object) -> str:
-    """Return a value as text, a long integer by its size: Python writes none of thousands of
-    digits.
-    """
+    """Return a value as text, a long integer by its size: Python writes no thousands of digits."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**20:
         digits = int(math.log10(abs(value)))
         return f"about {'-' if value < 0 else ''}1e{digits}"
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
-    return f"{value:g}" if isinstance(value, float) else f"{value!s:.40}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"{value!s:.40}"
 
 
 # Those of torch's generators that every layer of the judge takes.

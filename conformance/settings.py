@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
 
-from mha.conformance.cases.boundary import NO_LIMIT
+from mha.conformance.profiles import PROFILES, Profile
 from mha.conformance.project import (
     CALL_TIMEOUT,
     PROFILE_NAMES,
     Project,
     Table,
+    did_you_mean,
     read_project,
     shown_path,
 )
@@ -40,50 +40,7 @@ DEFAULT_DTYPES, DEFAULT_DEVICES = ("float32", "float64"), ("cpu",)
 KERNEL_DTYPES = ("float32", "bfloat16")
 # So many clauses are named where settings are shown; more are counted.
 MOST_NAMED = 6
-
-
-@dataclass(frozen=True)
-class Profile:
-    """How far a run goes.
-
-    boundary: the most boundary cases of a property; a few cover every level of every field and most
-        pairs of levels, all of them cover every pair.
-    examples: the random cases of each property, after the boundary cases.
-    longest: the longest L and S of most properties; long_rows: of those about long rows.
-    timeout: in seconds, of one clause under pytest-timeout, where no other is set; 0 for none.
-    float64_every: in float64, one in so many of these cases is tried where float32 is judged in the
-        same run: of the known faults, float32 finds what the others would (docs/bugfinding.md).
-    ranks: the most ranks of a sharded implementation.
-    slow: whether properties whose single case takes many seconds are tried.
-    sensitivity: whether the cases must be seen to reject known-bad answers.
-    """
-
-    boundary: int
-    examples: int
-    longest: int
-    long_rows: int
-    timeout: int
-    float64_every: int = 1
-    ranks: int = 2
-    slow: bool = True
-    sensitivity: bool = True
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether boundary cases are left out, so that a clause may fail where none was tried."""
-        return self.boundary < NO_LIMIT
-
-
-# From the least thorough to the most. "smoke" serves tests of this package: a case of each property
-# proves too little of an implementation, so it is not among `PROFILE_NAMES`.
-PROFILES = {
-    "smoke": Profile(1, 0, 33, 512, 300, float64_every=2, slow=False, sensitivity=False),
-    "quick": Profile(18, 6, 33, 512, 300, float64_every=2, slow=False),
-    "default": Profile(NO_LIMIT, 20, 260, 4096, 900, float64_every=2),
-    "thorough": Profile(NO_LIMIT, 1000, 520, 65536, 0, ranks=4),
-}
-
-
+NOTHING_LEFT = "[tool.mha] in pyproject.toml leaves no clause to judge"
 T = TypeVar("T")
 
 
@@ -99,19 +56,22 @@ class Task(NamedTuple):
 class Settings:
     """What is judged, and how thoroughly.
 
-    profile: "quick", "default" or "thorough"; "smoke" in tests. seed: of the cases; the same seed
-        gives the same cases and verdicts.
-    clauses: ids, all that have a property if empty. dtypes, devices: names, as in torch.
-    waivers: known failures, in addition to those of the built-in implementations. strict: a SHOULD
-        counts as a MUST.
+    profile: "quick", "default" or "thorough"; "smoke" in tests.
+    seed: of the cases; the same seed gives the same cases and verdicts.
+    clauses: ids, all that have a property if empty.
+    dtypes, devices: names, as in torch.
+    waivers: known failures, in addition to those of the built-in implementations.
+    strict: a SHOULD counts as a MUST.
     contract: the version of the contract; clauses that came later are not judged.
     select, ignore: what a project judges, all if empty, and what it leaves out, where no `clauses`
         are asked for.
     require: clauses that count as a MUST, whatever their level.
-    waiver_file: where the waivers are from, if it was not asked for. call_timeout: in seconds,
-        after which a call that has not returned is ended with its process, 0 for never. given: what
-        `of_target` makes the settings of a single implementation from. Raises ValueError for an
-        unknown word, and for a device that is not available.
+    waiver_file: where the waivers are from, if it was not asked for.
+    call_timeout: in seconds, after which a call that has not returned is ended with its process, 0
+        for never.
+    given: what `of_target` makes the settings of a single implementation from.
+
+    Raises ValueError for an unknown word, and for a device that is not available.
 
     >>> Settings(profile="quick", clauses=("MSK-1",)).limits.examples
     6
@@ -137,16 +97,13 @@ class Settings:
         SEED.require("seed", self.seed)
         validate_profile(self.profile)
         validate_choice("clause", self.clauses, properties())
-        for what, given in (("dtype", self.dtypes), ("device", self.devices)):
-            if not given:
+        for what, named in (("dtype", self.dtypes), ("device", self.devices)):
+            if not named:
                 raise ValueError(f"no {what} is named")
         validate_choice("dtype", self.dtypes, DTYPES)
         validate_devices(self.devices)
         if not self.judged_clauses:
-            raise ValueError(
-                "[tool.mha] in pyproject.toml leaves no clause to judge: it ignores all that it"
-                " selects"
-            )
+            raise ValueError(f"{NOTHING_LEFT}: it ignores all that it selects")
 
     @classmethod
     def of(  # noqa: PLR0913  the options of every front end
@@ -162,13 +119,13 @@ class Settings:
         require: object = (),
         folder: Path = Path(),
     ) -> Settings:
-        """Return the settings for what users write: families and lists with commas, and dtypes of
-        torch.
+        """Return the settings for what users write: families, lists with commas, dtypes of torch.
 
         What is not given, None, is as the project of the folder says (see `read_project`), or else
         the default.
         """
-        given_waivers = read_waivers(waivers) if isinstance(waivers, Path) else waivers
+        if isinstance(waivers, Path):
+            waivers = read_waivers(waivers)
         given = Given(
             project=read_project(folder),
             profile=profile,
@@ -176,14 +133,14 @@ class Settings:
             clauses=clauses_of(clauses),
             dtypes=None if dtypes is None else names_of(dtypes),
             devices=None if devices is None else names_of(devices),
-            waivers=None if given_waivers is None else tuple(given_waivers),
+            waivers=None if waivers is None else tuple(waivers),
             strict=strict,
             require=clauses_of(require),
         )
         return replace(given.settings(given.project.table), given=given)
 
     def __str__(self) -> str:
-        """Return what repeats the cases of a run, and everything that a project has set beside it."""
+        """Return what repeats the cases of a run, and all that a project has set beside it."""
         facts = [f"profile {self.profile}, seed {self.seed}"]
         if self.contract != VERSIONS[-1]:
             facts.append(f"contract {self.contract}")
@@ -205,73 +162,69 @@ class Settings:
     @property
     def judged_clauses(self) -> tuple[str, ...]:
         """The clauses that are judged, in the order of the contract; any that are asked for are."""
-        chosen = self.clauses or [clause for clause in self._selected if clause not in self.ignore]
-        return tuple(clause for clause in properties() if clause in chosen)
+        if self.clauses:
+            return tuple(clause for clause in properties() if clause in self.clauses)
+        return tuple(clause for clause in self._selected if clause not in self.ignore)
 
     @property
     def ignored_clauses(self) -> tuple[str, ...]:
         """The clauses that would be judged if the project did not ignore them."""
-        return (
-            ()
-            if self.clauses
-            else tuple(clause for clause in self._selected if clause in self.ignore)
-        )
+        if self.clauses:
+            return ()
+        return tuple(clause for clause in self._selected if clause in self.ignore)
 
     @property
     def raised_clauses(self) -> tuple[str, ...]:
-        """The clauses of level SHOULD, or with a part of that level, that are judged and required."""
-        return tuple(
-            clause
-            for clause in self.judged_clauses
-            if clause in self.require and _is_advice(clause)
-        )
+        """The clauses that are judged and required, and are a SHOULD, or a part of them is."""
+        raised = []
+        for clause in self.judged_clauses:
+            levels = [prop.level for prop in properties()[clause]]
+            if clause in self.require and "SHOULD" in levels:
+                raised.append(clause)
+        return tuple(raised)
 
     @property
     def _selected(self) -> list[str]:
         """The clauses of the version of the contract that the project selects."""
         known = VERSIONS[: VERSIONS.index(self.contract) + 1]
         clauses = [clause for clause in properties() if CLAUSES[clause].since in known]
-        return [clause for clause in clauses if not self.select or clause in self.select]
+        if not self.select:
+            return clauses
+        return [clause for clause in clauses if clause in self.select]
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """What is judged of each implementation, in order: that of the contract, but if all of it
-        is, `FIRST` first.
+        """What is judged of each implementation, in order: `FIRST`, then that of the contract.
+
+        Clauses that are asked for are in the order of the contract.
         """
-        first = FIRST if not self.clauses else ()
-        clauses = sorted(
-            self.judged_clauses, key=lambda x: first.index(x) if x in first else len(first)
-        )
+        clauses: Iterable[str] = self.judged_clauses
+        if not self.clauses:
+            first = [clause for clause in FIRST if clause in clauses]
+            clauses = dict.fromkeys((*first, *clauses))
         places = product(self.devices, self.dtypes)
         return tuple(Task(clause, dtype, device) for device, dtype in places for clause in clauses)
 
     def requires(self, clause: str, level: str) -> bool:
-        """Return whether a clause must hold for an implementation to conform; level: of the
-        property that decides.
-        """
+        """Return whether a clause must hold to conform; level: of the property that decides."""
         return self.strict or level != "SHOULD" or clause in self.require
 
     def waivers_of(self, implementation: Implementation) -> tuple[Waiver, ...]:
-        """Return the waivers that may apply to it: the built-in ones if this package ships it, then
-        the user's.
-        """
+        """Return the waivers that may apply: built-in ones if it is one of ours, then the given."""
         name = shipped_as(original_of(implementation))
         of_ours = [waiver for waiver in built_in_waivers() if waiver.implementation == name]
         own = [replace(waiver, implementation=implementation.name) for waiver in of_ours]
         return (*own, *self.waivers)
 
     def of_target(self, resolved: Resolved) -> Settings:
-        """Return the settings for one implementation, which may have a table of its own in
-        pyproject.toml.
+        """Return the settings for one implementation, which may have a table in pyproject.toml.
 
-        Raises ValueError where that cannot be followed here; the tables of what is not judged may
-        name a missing file or device.
+        Raises ValueError where that cannot be followed here, as for a missing file or device.
         """
         if self.given is None:
             return self
-        table = self.given.project.table_of(
-            split_name(resolved.target)[1], resolved.implementation.name
-        )
+        _, target = split_name(resolved.target)
+        table = self.given.project.table_of(target, resolved.implementation.name)
         settings = self.given.settings(table) if table else replace(self, given=None)
         if self.given.dtypes or (table or self.given.project.table).dtypes:
             return settings
@@ -282,15 +235,15 @@ class Settings:
         return replace(self, dtypes=(dtype,), devices=(device,))
 
     def of_report(self, chosen: Iterable[Resolved]) -> Settings:
-        """Return the settings for a report on several implementations, with all their dtypes and
-        devices.
+        """Return the settings for a report on several implementations: all dtypes and devices.
 
         The profile is the least thorough one, so that a report does not claim more than was tried.
         """
-        each = [self.of_target(resolved) for resolved in chosen] or [self]
-        profiles = [settings.profile for settings in each]
-        dtypes = chain.from_iterable(settings.dtypes for settings in each)
-        devices = chain.from_iterable(settings.devices for settings in each)
+        profiles, dtypes, devices = list[str](), list[str](), list[str]()
+        for settings in [self.of_target(resolved) for resolved in chosen] or [self]:
+            profiles.append(settings.profile)
+            dtypes += settings.dtypes
+            devices += settings.devices
         return replace(
             self,
             profile=min(profiles, key=list(PROFILES).index),
@@ -300,25 +253,23 @@ class Settings:
 
 
 def usual_dtypes(claims: Claims) -> tuple[str, ...]:
-    """Return in which dtypes an implementation is judged by default: all that are claimed, where no
-    usual one is.
+    """Return the dtypes to judge by default: all that are claimed, where no usual one is.
 
-    >>> usual_dtypes(Claims(projections=False, dtypes={"float16", "float32"})), usual_dtypes(Claims(dtypes={"float16"}))
-    (('float32',), ('float16',))
+    >>> usual_dtypes(Claims(projections=False, dtypes={"float16", "float32"}))
+    ('float32',)
+    >>> usual_dtypes(Claims(dtypes={"float16"}))
+    ('float16',)
     """
     if claims.projections and set(claims.dtypes) & set(DEFAULT_DTYPES):
         return DEFAULT_DTYPES
-    usual = tuple(
-        dtype for dtype in KERNEL_DTYPES if dtype in claims.dtypes and not claims.projections
-    )
-    return usual or tuple(dtype for dtype in DTYPES if dtype in claims.dtypes)
+    usual = () if claims.projections else KERNEL_DTYPES
+    claimed = tuple(dtype for dtype in usual if dtype in claims.dtypes)
+    return claimed or tuple(dtype for dtype in DTYPES if dtype in claims.dtypes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a user has given, None where it is for the project to say; the other fields are those of
-    `Settings`.
-    """
+    """What a user has given, as of `Settings`, or None where the project is asked."""
 
     project: Project
     profile: str | None
@@ -334,36 +285,39 @@ class Given:
         """Return the settings, with a table of the project for what is not given."""
         project, file = self.project, table.waivers or self.project.waivers
         is_read = self.waivers is None and (table.waivers is not None or file.exists())
+        waivers, shown = self.waivers or (), ""
+        if is_read:
+            shown = shown_path(file)
+            waivers = tuple(read_waivers(Path(shown)))
         return Settings(
             profile=_first_given(self.profile, table.profile, "default"),
             seed=self.seed,
             clauses=self.clauses,
             dtypes=_first_given(self.dtypes, table.dtypes, DEFAULT_DTYPES),
             devices=_first_given(self.devices, table.device, DEFAULT_DEVICES),
-            waivers=tuple(read_waivers(Path(shown_path(file)))) if is_read else self.waivers or (),
+            waivers=waivers,
             strict=self.strict or project.strict,
             contract=project.contract,
             select=table.select or (),
             ignore=table.ignore or (),
             require=(*self.require, *(table.require or ())),
-            waiver_file=shown_path(file) if is_read else "",
+            waiver_file=shown,
             call_timeout=project.call_timeout,
         )
 
 
-def _first_given(*values: T | None) -> T:
-    return next(value for value in values if value is not None)
-
-
-def _is_advice(clause: str) -> bool:
-    """Return whether a clause, or a part of it, is a SHOULD."""
-    return any(prop.level == "SHOULD" for prop in properties()[clause])
+def _first_given(value: T | None, of_project: T | None, default: T) -> T:
+    if value is not None:
+        return value
+    return default if of_project is None else of_project
 
 
 def _counted(clauses: Collection[str]) -> str:
     """Return how many clauses there are, and which if they are few."""
-    number = f"{len(clauses)} clause{'s' * (len(clauses) != 1)}"
-    return f"{number} ({', '.join(clauses)})" if 0 < len(clauses) <= MOST_NAMED else number
+    number = "1 clause" if len(clauses) == 1 else f"{len(clauses)} clauses"
+    if 0 < len(clauses) <= MOST_NAMED:
+        return f"{number} ({', '.join(clauses)})"
+    return number
 
 
 def names_of(given: object) -> tuple[str, ...]:
@@ -395,17 +349,13 @@ def clauses_of(given: object) -> tuple[str, ...]:
         raise ValueError("no clause is named; leave it out to judge all of them")
     for word in words:
         if word not in (*properties(), *families):
-            near = get_close_matches(word, [*properties(), *families], n=3)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            hint = did_you_mean(word, [*properties(), *families])
             raise ValueError(
                 f"unknown clause {word!r}{hint} (`mha spec` lists the clauses; the families are"
                 f" {', '.join(families)})"
             )
     return tuple(
-        clause
-        for clause in properties()
-        for word in words
-        if word in (clause, CLAUSES[clause].family)
+        clause for clause in properties() if clause in words or CLAUSES[clause].family in words
     )
 
 
@@ -413,13 +363,13 @@ def validate_choice(what: str, words: Collection[str], known: Collection[str]) -
     """Raise ValueError unless every word is known."""
     for word in words:
         if word not in known:
-            near = get_close_matches(word, known, n=3)
-            hint = f"did you mean {' or '.join(near)}? Known: " if near else "known: "
-            raise ValueError(f"unknown {what} {word!r}; {hint}{', '.join(known)}")
+            hint = did_you_mean(word, known)
+            known_words = f"{hint} Known: " if hint else "; known: "
+            raise ValueError(f"unknown {what} {word!r}{known_words}{', '.join(known)}")
 
 
 def validate_profile(name: str) -> None:
-    """Raise ValueError unless a profile is known."""
+    """Raise ValueError unless a profile is known; "smoke" is not offered."""
     if name not in PROFILES:
         validate_choice("profile", [name], PROFILE_NAMES)
 
@@ -434,8 +384,7 @@ def validate_devices(devices: Collection[str]) -> None:
 
 
 def by_name(resolved: Iterable[Resolved]) -> dict[str, Resolved]:
-    """Return what was resolved by the implementations' names, or raise ValueError where two share
-    one.
+    """Return what was resolved by name; raise ValueError where two implementations share one.
 
     One implementation may be given twice; the first target counts.
     """

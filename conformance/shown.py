@@ -17,8 +17,7 @@ START = re.compile(r"^(\d*)([-+=.)])")
 
 
 def visible(text: str, longest: int = LONGEST_TEXT) -> str:
-    """Return a text with every character escaped that something would act on, cut where it is too
-    long.
+    """Return a text with characters escaped that something would act on, cut if it is too long.
 
     A terminal or a browser acts on control characters, and GitHub Actions on lines that look like
     its commands.
@@ -28,12 +27,16 @@ def visible(text: str, longest: int = LONGEST_TEXT) -> str:
     >>> visible("::error::no")
     '\\\\x3a:error::no'
     """
-    escaped = "".join(
-        c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode()
-        for c in text[:longest]
-    )
+    escaped = ""
+    for character in text[:longest]:
+        if character == "\n" or character.isprintable():
+            escaped += character
+        else:
+            escaped += character.encode("unicode_escape").decode()
     escaped = COMMAND.sub(lambda found: f"\\x{ord(found[0]):02x}", escaped)
-    return escaped if len(text) <= longest else f"{escaped} ... ({len(text):,} characters)"
+    if len(text) > longest:
+        return f"{escaped} ... ({len(text):,} characters)"
+    return escaped
 
 
 def visible_line(text: str, longest: int = LONGEST_TEXT) -> str:
@@ -51,8 +54,7 @@ def visible_name(name: str) -> str:
 
 
 def markdown_line(text: str) -> str:
-    """Return a text in one line of Markdown, with its markup escaped, except code between
-    backticks.
+    """Return a text in one line of Markdown, with all markup escaped but code in backticks.
 
     >>> markdown_line("see `x_1`\\n# CONFORMS")
     'see `x_1` \\\\# CONFORMS'

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from itertools import chain
 from pathlib import Path
 
 import mha.implementations
@@ -34,8 +35,9 @@ LARGE, END = 1 << 28, 1 << 20
 class Sources:
     """What an implementation is made of.
 
-    files: a digest of each file, by its place in its package or folder. packages: the versions of
-    what is installed. paths: where the files are here.
+    files: a digest of each file, by its place in its package or folder.
+    packages: the versions of what is installed.
+    paths: where the files are here.
     """
 
     files: dict[str, str] = field(default_factory=dict)
@@ -45,8 +47,10 @@ class Sources:
     @property
     def digest(self) -> str:
         """One for all of them; "" where there is nothing."""
+        if not self.files and not self.packages:
+            return ""
         content = repr((sorted(self.files.items()), sorted(self.packages.items())))
-        return sha256(content.encode()).hexdigest()[:12] if self.files or self.packages else ""
+        return sha256(content.encode()).hexdigest()[:12]
 
 
 class _Opened:
@@ -62,7 +66,8 @@ class _Opened:
             return
         if isinstance(path := arguments[0], str | Path):
             reads = event != "open" or _only_reads(*arguments[1:3])
-            (self.read if reads else self.written).add(os.path.abspath(path))
+            files = self.read if reads else self.written
+            files.add(os.path.abspath(path))
 
 
 def _only_reads(mode: object = None, flags: object = 0) -> bool:
@@ -88,11 +93,11 @@ def watching_files() -> Iterator[None]:
 
 
 def loaded_sources(file: Path | None = None, before: Collection[str] = ()) -> Sources:
-    """Return what is loaded here, but not of Python or of this package, and what that imports
-    later.
+    """Return what is loaded here, not of Python or of this package, and what that imports later.
 
-    file: one that need not be among the modules. before: the names of modules that were loaded for
-    something else, whose packages do not count unless the code names them.
+    file: one that need not be among the modules.
+    before: the names of modules that were loaded for something else, whose packages do not count
+        unless the code names them.
     """
     places = dict(_own_modules())
     if file is not None:
@@ -141,8 +146,9 @@ def name_of(module: str, path: str) -> str:
     ('a/b/__init__.py', 'a/b.cpython-311.so')
     """
     file, parts = Path(path).name, module.split(".")
-    folder = parts if file.startswith("__init__.") else parts[:-1]
-    return "/".join([*folder, file])
+    if not file.startswith("__init__."):
+        parts.pop()
+    return "/".join([*parts, file])
 
 
 def _own_modules() -> Iterator[tuple[str, str]]:
@@ -192,25 +198,22 @@ def _root(path: str, name: str) -> Path:
 
 
 def _data(places: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the native extensions beside modules and in their packages, and the files that were
-    read.
-    """
+    """Yield native extensions beside modules and in their packages, and files that were read."""
     roots = sorted({_root(path, name) for path, name in places.items()})
     packages = sorted({name.partition("/")[0] for name in places.values() if "/" in name})
     for root in roots:
         found = _native(root.glob("*"))
         for package in packages:
             found += _native((root / package).rglob("*"))
-        yield from ((os.path.realpath(file), file.relative_to(root).as_posix()) for file in found)
+        for file in found:
+            yield os.path.realpath(file), file.relative_to(root).as_posix()
     for text in sorted(_OPENED.read - _OPENED.written):
         yield from _read(Path(os.path.realpath(text)), [*roots, Path.cwd()])
 
 
 def _read(file: Path, roots: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """Yield a file that was read, with its place in the first folder that has it, if it is the
-    user's.
-    """
-    root = next((each for each in roots if file.is_relative_to(each)), None)
+    """Yield a file that was read, if it is the user's, with its place in the first folder of it."""
+    root = next(filter(file.is_relative_to, roots), None)
     if root is not None and is_own(str(file)) and not _is_hidden(file.relative_to(root)):
         yield str(file), file.relative_to(root).as_posix()
 
@@ -227,9 +230,7 @@ def _is_hidden(place: Path) -> bool:
 
 
 def is_own(path: str) -> bool:
-    """Return whether a file is the user's: not of Python, of this package, or of one with a
-    version.
-    """
+    """Return whether a file is the user's: not of Python, of ours, or of an installed package."""
     if not os.path.isfile(path) or path.startswith(_ours()):
         return False
     parts = Path(path).parts
@@ -276,7 +277,8 @@ def _sources(places: Mapping[str, str], tops: Iterable[str]) -> Sources:
         unique = name if name not in files else f"{name} ({len(files)})"
         files[unique], paths[unique] = digest, path
     packages: dict[str, str] = {}
-    for package in sorted({each for top in tops for each in _distributions(top)}):
+    installed = set(chain.from_iterable(map(_distributions, tops)))
+    for package in sorted(installed):
         with suppress(PackageNotFoundError):
             packages[package] = version(package)
     return Sources(files, packages, paths)

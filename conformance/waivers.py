@@ -26,19 +26,22 @@ NOTICE = timedelta(days=30)
 
 
 class WaiverError(ValueError):
-    """A waiver or a waiver file that cannot be used; the message says where and why, in one line."""
+    """A waiver or a waiver file that cannot be used; the message says where and why in a line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waiver:
     """A clause that an implementation is known not to keep, and why that is accepted.
 
-    dtype, device: where it applies; everywhere if empty. where: the cases it applies to, as a
-        predicate over the fields of `Case`; a failure in any other case still counts. error: a part
-        of the message that the failure must have.
-    expires: the last day. Raises WaiverError, in one line, for a value that is not valid.
+    dtype, device: where it applies; everywhere if empty.
+    where: the cases it applies to, as a predicate over the fields of `Case`; a failure in any other
+        case still counts.
+    error: a part of the message that the failure must have.
+    expires: the last day.
 
-    >>> Waiver(implementation="sdpa", clause="MSK-8", reason="rows are never empty", where="L > 0").partial
+    Raises WaiverError, in one line, for a value that is not valid.
+
+    >>> Waiver(implementation="sdpa", clause="MSK-8", reason="no empty row", where="L > 0").partial
     True
     """
 
@@ -101,9 +104,12 @@ class Waiver:
 
     def to_toml(self) -> str:
         """Return the table of a waiver file that holds it."""
-        given = ((field.name, getattr(self, field.name)) for field in fields(self))
-        lines = [f"{name} = {_toml(value)}" for name, value in given if value]
-        return "\n".join(["[[waiver]]", *lines]) + "\n"
+        lines = ["[[waiver]]"]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value:
+                lines.append(f"{field.name} = {_toml(value)}")
+        return "\n".join(lines) + "\n"
 
 
 @cache
@@ -114,24 +120,26 @@ def built_in_waivers() -> tuple[Waiver, ...]:
 
 
 def shipped_as(implementation: Implementation) -> str:
-    """Return the name under which this package ships an implementation; "" for others, also of the
-    same name.
+    """Return the name under which this package ships an implementation, "" for any other one.
 
     One that another process has (see `mha.conformance.engine.subjects`) says it itself.
     """
     named = getattr(implementation, "shipped_as", None)
     if isinstance(named, str):
         return named
-    module = sys.modules.get(f"mha.implementations.{implementation.name}")
-    return implementation.name if getattr(module, "implementation", None) is implementation else ""
+    name: str = implementation.name
+    module = sys.modules.get(f"mha.implementations.{name}")
+    if getattr(module, "implementation", None) is implementation:
+        return name
+    return ""
 
 
 def read_waivers(path: Path, judged: Collection[str] | None = None) -> list[Waiver]:
-    """Read a waiver file: a TOML array of tables [[waiver]] with the fields of `Waiver`, three of
-    them required.
+    """Read a waiver file: a TOML array of tables [[waiver]] with the fields of `Waiver`.
 
-    judged: the implementations of the run; a waiver for any other one is an error. Raises
-    WaiverError.
+    judged: the implementations of the run; a waiver for any other one is an error.
+
+    Raises WaiverError.
     """
     try:
         waivers = parse_waivers(path.read_text(encoding="utf-8"), str(path))
@@ -144,9 +152,7 @@ def read_waivers(path: Path, judged: Collection[str] | None = None) -> list[Waiv
 
 
 def validate_judged(waivers: Iterable[Waiver], path: Path, judged: Collection[str]) -> None:
-    """Raise WaiverError for a waiver, of the file at `path`, for an implementation that is not
-    judged.
-    """
+    """Raise WaiverError for a waiver, of the file at `path`, of what is not judged."""
     names = dict.fromkeys(waiver.implementation for waiver in waivers)
     unmatched = [name for name in names if name not in judged]
     if unmatched:
@@ -158,25 +164,24 @@ def validate_judged(waivers: Iterable[Waiver], path: Path, judged: Collection[st
 
 def expiry_notes(waivers: Iterable[Waiver], judged: Collection[str]) -> list[str]:
     """Return a sentence for each waiver of these implementations that expires soon."""
-    return [
-        f"the waiver of {waiver.clause} for {waiver.implementation} expires on {waiver.expires}:"
-        f" {waiver.reason}"
-        for waiver in waivers
-        if waiver.expires_soon and waiver.implementation in judged
-    ]
+    notes = []
+    for waiver in waivers:
+        if waiver.expires_soon and waiver.implementation in judged:
+            what = f"the waiver of {waiver.clause} for {waiver.implementation}"
+            notes.append(f"{what} expires on {waiver.expires}: {waiver.reason}")
+    return notes
 
 
 def waivers_for(
     waivers: Iterable[Waiver], implementation: str, clause: str, dtype: str, device: str
 ) -> list[Waiver]:
     """Return the waivers of a clause for an implementation in a dtype on a device."""
-    return [
-        waiver
-        for waiver in waivers
-        if (waiver.implementation, waiver.clause) == (implementation, clause)
-        and (not waiver.dtype or dtype in waiver.dtype)
-        and (not waiver.device or device in waiver.device)
-    ]
+    found = []
+    for waiver in waivers:
+        is_here = dtype in (waiver.dtype or DTYPES) and device in (waiver.device or DEVICES)
+        if is_here and waiver.concerns(implementation, [clause]):
+            found.append(waiver)
+    return found
 
 
 def validate_where(text: str) -> None:
@@ -188,9 +193,7 @@ def validate_where(text: str) -> None:
 
 
 def where_holds(text: str, case: Case) -> bool:
-    """Return whether a valid predicate holds for a case; one that compares incomparable values does
-    not.
-    """
+    """Return whether a valid predicate holds for a case, False if values cannot be compared."""
     return predicate_holds(text, case)
 
 
@@ -201,9 +204,7 @@ def _toml(value: Any) -> str:
 
 
 def parse_waivers(text: str, source: str) -> list[Waiver]:
-    """Return the waivers in the text of a file; raise WaiverError, which names the file and the
-    table.
-    """
+    """Return the waivers in the text of a file; raise WaiverError, which names file and table."""
     try:
         tables: Any = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -230,7 +231,11 @@ def _waiver(entry: Any) -> Waiver:
     unknown = ", ".join(sorted(set(entry) - set(names)))
     missing = ", ".join(name for name in REQUIRED if not entry.get(name))
     if unknown or missing:
-        problems = [f"unknown {unknown}"] * bool(unknown) + [f"missing {missing}"] * bool(missing)
+        problems = []
+        if unknown:
+            problems.append(f"unknown {unknown}")
+        if missing:
+            problems.append(f"missing {missing}")
         optional = ", ".join(names[len(REQUIRED) :])
         raise WaiverError(
             f"{'; '.join(problems)} (required: {', '.join(REQUIRED)}; optional: {optional})"

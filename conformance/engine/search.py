@@ -32,9 +32,9 @@ from mha.conformance.harness.errors import CallRaised, Discard, GpuLost, Violati
 from mha.conformance.harness.integrity import require_never_touched
 from mha.conformance.harness.isolation import of_property
 from mha.conformance.harness.session import Session
+from mha.conformance.profiles import Profile
 from mha.conformance.properties.registry import Property
 from mha.conformance.results import Rejections
-from mha.conformance.settings import Profile
 from mha.conformance.sharding.group import RankError
 from mha.conformance.waivers import Waiver
 from mha.implementations.process.torch_state import preserved
