@@ -1,5 +1,4 @@
-"""The inside of a process that judges: it imports what is judged, and answers each task with a
-verdict, as JSON.
+"""The inside of a process that judges: it answers each task with a verdict, as JSON.
 
 What an implementation prints goes to standard error.
 """
@@ -20,7 +19,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from queue import SimpleQueue
 from threading import Thread
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from mha.conformance.engine.watch import TIMES_SIZE
 from mha.implementations.discovery.errors import INTERRUPTED
@@ -38,7 +37,8 @@ FORMER: list[object] = []
 def work(channel: socket.socket, times: memoryview[float], last_words: IO[bytes]) -> None:
     """Judge what comes through the channel until it ends.
 
-    times: where `CLOCK` is shared. last_words: where the traceback goes if the process crashes.
+    times: where `CLOCK` is shared.
+    last_words: where the traceback goes if the process crashes.
     """
     _prepare(times, last_words)
     tasks: SimpleQueue[Any] = SimpleQueue()
@@ -66,28 +66,24 @@ def work_by_itself(channel: int, times: int, last_words: int) -> None:
 
 
 def _prepare(times: memoryview[float], last_words: IO[bytes]) -> None:
-    """Set up the process: its standard streams, what signals do, and what is left of it if it
-    crashes.
-    """
+    """Set up the process: its streams, what signals do, and what is left of it in a crash."""
     # What is judged may read, but not from the user.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     FORMER.extend((sys.stdin, sys.stdout, sys.stderr))
     sys.stdin = open(0, closefd=False)  # noqa: SIM115  it is open to the end, as the others are
-    sys.stdout, sys.stderr = (
-        open(number, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115  the same
-        for number in (1, 2)
-    )
+    sys.stdout, sys.stderr = _text_stream(1), _text_stream(2)
     # As a Python of its own has them, whatever the command has.
-    for number, action in (
-        (signal.SIGTERM, signal.SIG_DFL),
-        (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGPIPE, signal.SIG_IGN),
-    ):
-        signal.signal(number, action)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     faulthandler.enable(last_words, all_threads=False)
     CLOCK.share(times)
     _yield_to_others()
+
+
+def _text_stream(descriptor: int) -> TextIO:
+    return open(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False)
 
 
 def _yield_to_others() -> None:
@@ -102,9 +98,7 @@ def _yield_to_others() -> None:
 
 
 def _read(channel: socket.socket, tasks: SimpleQueue[Any]) -> None:
-    """Queue what comes; at its end, as where the command was killed, end the process, whatever it
-    waits for.
-    """
+    """Queue what comes; at its end, as where the command was killed, end the process at once."""
     with suppress(Exception), channel.makefile("rb") as messages:  # the end, or what cannot be read
         while True:
             tasks.put(pickle.load(messages))
@@ -131,11 +125,11 @@ def _judge_what_comes(tasks: SimpleQueue[Any], say: Say) -> None:
 
 
 def _found(targets: Sequence[str], say: Say, *, is_heard: bool) -> dict[str, Resolved] | None:
-    """Import all that is judged, in order, and say what it is, or why that is not known; return it
-    by the target.
+    """Import all that is judged, in order, and say what it is; return it by the target.
 
-    is_heard: whether what it prints meanwhile is shown; of several processes that import it, one
-    is.
+    None where it cannot be used, which is said too.
+
+    is_heard: whether what it prints meanwhile is shown, as by one of several processes.
     """
     from mha.conformance.engine import subjects
     from mha.conformance.settings import by_name

@@ -1,6 +1,4 @@
-"""Hypothesis looks for constants to draw in each module that is loaded, and some raise when they
-are looked at.
-"""
+"""Hypothesis looks for constants in each module that is loaded, and some raise at that."""
 
 from __future__ import annotations
 
@@ -59,5 +57,5 @@ def only_readable_modules() -> Iterator[None]:
 
 
 def _is_readable(module: object) -> bool:
-    """Return whether a module has a file, or has none, and does not raise where it is asked for it."""
+    """Return whether a module has a file, or says without raising that it has none."""
     return bool(file_of(module)) or attribute(module, "__file__", module) is None

@@ -1,5 +1,4 @@
-"""Processes that code which is judged has started: none is left when the command, or the process of
-a job, ends.
+"""Processes that judged code has started: none is left when the command, or a job, ends.
 
 Nothing here imports torch.
 """
@@ -44,24 +43,21 @@ def adopt_orphans() -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Let this process be killed when its parent ends, or end it now if that has ended; Linux only."""
+    """Let this process be killed when its parent ends, or end it now if it has; Linux only."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def kill_descendants(besides: Collection[int] = ()) -> None:
-    """Kill all that descends from this process, besides some, until nothing is left, for at most
-    `GRACE`.
-    """
+    """Kill all that descends from this process, besides some, for at most `GRACE`."""
     deadline = monotonic() + GRACE
     while (left := descendants().difference(besides)) and monotonic() < deadline:
         for process in left:
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)
-            with suppress(
-                OSError
-            ):  # it may be the child of another descendant, which is killed too
+            # It may be the child of another descendant, which is killed too.
+            with suppress(OSError):
                 os.waitpid(process, os.WNOHANG)
         sleep(0.01)
 
@@ -69,16 +65,12 @@ def kill_descendants(besides: Collection[int] = ()) -> None:
 def descendants() -> set[int]:
     """Return the processes that descend from this one and have not ended."""
     parents = {}
-    for name in filter(
-        str.isdecimal, os.listdir("/proc")
-    ):  # not `glob`, which raises where a process ends meanwhile
+    # Not `glob`, which raises where a process ends meanwhile.
+    for name in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError, ValueError, IndexError):
-            state, parent = (
-                Path("/proc", name, "stat")
-                .read_text(errors="replace")
-                .rpartition(")")[2]
-                .split()[:2]
-            )
+            text = Path("/proc", name, "stat").read_text(errors="replace")
+            # After the name of the program in parentheses, which may hold anything.
+            state, parent, *_ = text.rpartition(")")[2].split()
             if state != "Z":
                 parents[int(name)] = int(parent)
     found, new = set[int](), {os.getpid()}

@@ -39,8 +39,10 @@ KEPT: list[object] = []
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended. status: of the exit, None if it gave none. why: in words, where it gave
-    none.
+    """How a command ended.
+
+    status: of the exit, None if it gave none.
+    why: in words, where it gave none.
     """
 
     status: int | None
@@ -48,21 +50,21 @@ class Outcome:
 
 
 def may_fork() -> bool:
-    """Return whether processes may be forked: code that has run on torch, or CUDA, may hold a lock
-    that a fork keeps.
+    """Return whether processes may be forked.
 
-    So only if torch is not imported yet: importing it starts no threads but OpenBLAS's, which it
-    ends for a fork. Not on macOS, whose system libraries do not survive one.
+    Code that has run on torch, or CUDA, may hold a lock that a fork keeps. So only if torch is not
+    imported yet: importing it starts no threads but OpenBLAS's, which it ends for a fork. Not on
+    macOS, whose system libraries do not survive one.
     """
     return sys.platform == "linux" and "torch" not in sys.modules
 
 
 def run_guarded(run: Callable[[], int], *, timeout: float = 0.0) -> Outcome:
-    """Run a command in a fork, and return how it ended; where no process may be forked, run it in
-    this one.
+    """Run a command in a fork, and return how it ended; where none may be forked, run it here.
 
-    timeout: in seconds, of a call of what is judged, 0 for none. SIGTERM reaches the fork, and so
-    does Ctrl-C.
+    SIGTERM reaches the fork, and so does Ctrl-C.
+
+    timeout: in seconds, of a call of what is judged, 0 for none.
     """
     if not may_fork():
         return Outcome(run())
@@ -80,9 +82,7 @@ def run_guarded(run: Callable[[], int], *, timeout: float = 0.0) -> Outcome:
 
 
 def fork_off(timeout: float) -> Outcome | Callable[[int], None]:
-    """Fork this process: return, in the fork, what takes its status at the end, and in the other
-    how it ended.
-    """
+    """Fork this process: return what takes the status of the fork, or in the other how it ended."""
     times, last_words = Times(), TemporaryFile(buffering=0)  # noqa: SIM115  it is closed, or kept in the fork
     reading, writing = os.pipe()
     token, parent = secrets.token_bytes(TOKEN), os.getpid()
@@ -92,12 +92,8 @@ def fork_off(timeout: float) -> Outcome | Callable[[int], None]:
     if child:
         os.close(writing)
         times.restart()
-        with (
-            _Forwarding(child),
-            closing(times),
-            last_words,
-            os.fdopen(reading, "rb", buffering=0) as given,
-        ):
+        given = os.fdopen(reading, "rb", buffering=0)
+        with _Forwarding(child), closing(times), last_words, given:
             return _Fork(child, given, token, times, last_words).outcome(timeout)
     os.close(reading)
     end_with_parent(parent)
@@ -132,9 +128,7 @@ def watch_from_outside(timeout: float) -> None:
 
 
 def _end_when_overdue(times: Times, parent: int, timeout: float) -> NoReturn:
-    """Kill the parent once a call takes too long, and say so; then, or when the parent has ended,
-    end.
-    """
+    """Kill the parent once a call takes too long, and say so; end then, or after the parent."""
     try:
         end_with_parent(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -160,8 +154,10 @@ def _share(times: Times) -> None:
 
 @dataclass
 class _Fork:
-    """A fork, as its parent knows it. given: where it writes its status, after the token. times,
-    last_words: shared.
+    """A fork, as its parent knows it.
+
+    given: where it writes its status, after the token.
+    times, last_words: shared with it.
     """
 
     process: int
@@ -171,8 +167,9 @@ class _Fork:
     last_words: IO[bytes]
 
     def outcome(self, timeout: float) -> Outcome:
-        """Return how the command in the fork ended, once it has; timeout: in seconds, of a call, 0
-        for none.
+        """Return how the command in the fork ended, once it has.
+
+        timeout: in seconds, of a call, 0 for none.
         """
         status = None
         # It is reaped before the last look: what it has started may keep the pipe open, and it may
@@ -202,10 +199,9 @@ def _is_readable(given: IO[bytes], patience: float) -> bool:
 
 
 def _reaped(child: int, patience: float) -> int | None:
-    """Return the exit status of a child, None if it does not end within so many seconds; then it is
-    killed.
+    """Return the exit status of a child; kill it, and return None, if it does not end in time.
 
-    With no patience at all, it is not.
+    patience: in seconds; with none at all, it is not killed.
     """
     end = monotonic() + patience
     while True:
@@ -222,9 +218,7 @@ def _reaped(child: int, patience: float) -> int | None:
 
 
 class _Forwarding:
-    """Lets SIGTERM reach a command in its fork, where it is heeded; Ctrl-C at a terminal reaches
-    both.
-    """
+    """Lets SIGTERM reach a command in its fork; Ctrl-C at a terminal reaches both."""
 
     def __init__(self, child: int) -> None:
         self.child = child

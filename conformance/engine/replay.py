@@ -25,8 +25,9 @@ Outcome = Literal["FAILS", "FIXED", "INAPPLICABLE"]
 
 
 class Replay(NamedTuple):
-    """What became of a failure; INAPPLICABLE where the property discards the case. message: why it
-    is not FIXED.
+    """What became of a failure; INAPPLICABLE where the property discards the case.
+
+    message: why it is not FIXED.
     """
 
     outcome: Outcome
@@ -34,16 +35,13 @@ class Replay(NamedTuple):
 
 
 def failures(report: Report, clauses: Collection[str] = ()) -> list[Verdict]:
-    """Return the verdicts that failed or were waived and have a case, of all clauses unless some
-    are given.
-    """
-    return [
-        verdict
-        for verdict in report.verdicts
-        if verdict.status in (*NONCONFORMING, "waived")
-        and verdict.case
-        and (not clauses or verdict.clause in clauses)
-    ]
+    """Return the verdicts that failed or were waived and have a case; clauses: all if empty."""
+    found = []
+    for verdict in report.verdicts:
+        has_failed = verdict.status in (*NONCONFORMING, "waived") and verdict.case
+        if has_failed and (not clauses or verdict.clause in clauses):
+            found.append(verdict)
+    return found
 
 
 def replay_verdicts(
@@ -79,25 +77,23 @@ def one_of(target: str) -> Implementation:
 def replay_case(
     implementation: Implementation, clause: str, case: Case, *, violated: str = ""
 ) -> Replay:
-    """Try one case on the property that it violated, or on every property of the clause if that one
-    is not known.
+    """Try one case on the property that it violated, or if that is unknown, on all of the clause.
 
     Raises ValueError for a clause without properties.
     """
     if clause not in properties():
         raise ValueError(f"unknown clause {clause!r}; `mha spec` lists them")
-    members = [prop for prop in properties()[clause] if prop.name == violated] or list(
-        properties()[clause]
-    )
-    claimed = [
-        p for p in members if isinstance(p.within(implementation.claims, case.dtype), Domain)
-    ]
+    known = properties()[clause]
+    members = [prop for prop in known if prop.name == violated] or [*known]
+    claims = implementation.claims
+    claimed = [prop for prop in members if isinstance(prop.within(claims, case.dtype), Domain)]
     inapplicable = None
     for prop in claimed or members:
         replay = _tried(implementation, prop, case)
         if replay.outcome == "FAILS":
             return replay
-        inapplicable = replay if replay.outcome == "INAPPLICABLE" else inapplicable
+        if replay.outcome == "INAPPLICABLE":
+            inapplicable = replay
     return inapplicable or Replay("FIXED", "")
 
 
@@ -117,10 +113,7 @@ def _tried(implementation: Implementation, prop: Property, case: Case) -> Replay
         if refusal:
             return Replay("INAPPLICABLE", refusal)
         return Replay("FAILS", failed.message)
-    except (
-        Exception
-    ) as error:  # of the property, which does not take every case that a user may write
-        return Replay(
-            "INAPPLICABLE", f"the clause cannot be judged on this case ({type(error).__name__})"
-        )
+    except Exception as error:  # the property does not take every case that a user may write
+        why = f"the clause cannot be judged on this case ({type(error).__name__})"
+        return Replay("INAPPLICABLE", why)
     return Replay("FIXED", "")

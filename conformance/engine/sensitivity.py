@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import lru_cache
+from itertools import cycle
 from math import comb
 
 import torch
@@ -45,11 +46,10 @@ class Outcome(Enum):
 
 
 class Sensitivity:
-    """How many cases of a property reject the known-bad answers that it must reject, of those in
-    which they are wrong.
+    """How many cases of a property reject its known-bad answers, of those in which they are wrong.
 
-    rejections: of each known-bad answer; where a sample has none, of all cases. right: the cases in
-    which one is right.
+    rejections: of each known-bad answer; where a sample has none, of all cases.
+    right: the cases in which one is right.
     """
 
     def __init__(self, prop: Property, claims: Claims) -> None:
@@ -61,16 +61,20 @@ class Sensitivity:
         self.right = set[Case]()
 
     def sample(self, cases: Sequence[Case]) -> None:
-        """Try the known-bad answers in turn on some of the cases, from the smallest to the largest."""
-        defects, most = self.defects, min(SAMPLED, len(cases))
-        spread = [place for start in range(3) for place in range(start, most, 3)] if defects else []
-        for number, place in enumerate(spread):
-            defect = defects[number % len(defects)]
-            if defect == defects[0] and self._is_enough:
+        """Try the known-bad answers in turn on some of the cases, from the smallest to the largest.
+
+        One that no case of the sample rejects is tried on all cases.
+        """
+        if not self.defects:
+            return
+        most = min(SAMPLED, len(cases))
+        # Three rounds, each from the smallest cases to the largest, as the first may be enough.
+        spread = [*range(0, most, 3), *range(1, most, 3), *range(2, most, 3)]
+        for place, defect in zip(spread, cycle(self.defects), strict=False):
+            if defect == self.defects[0] and self._is_enough:
                 break
-            case = cases[place * len(cases) // most]
-            self._try(defect, case)
-        for defect in defects:
+            self._try(defect, cases[place * len(cases) // most])
+        for defect in self.defects:
             if not self.rejections.get(defect, Rejections(0, 0)).rejected:
                 self._search(defect, cases)
 
@@ -78,20 +82,18 @@ class Sensitivity:
     def problem(self) -> str:
         """Why the cases prove too little; empty if they prove enough."""
         total, rate = self._total, self.prop.min_rejection_rate
-        if total.tried and _chance(total, rate) <= (IMPROBABLE if total.rejected else NONE):
-            defects = ", ".join(self.defects)
+        least = IMPROBABLE if total.rejected else NONE
+        defects = ", ".join(self.defects)
+        if total.tried and _chance(total, rate) <= least:
             counts = f"only {total.rejected} of {total.tried} cases"
             return f"{counts} reject the known-bad answers {defects}; at least {rate:.0%} must"
         for defect, own in self.rejections.items():
             if _chance(own, rate) <= IMPROBABLE:
-                return (
-                    f"only {own.rejected} of {own.tried} cases reject the known-bad answer {defect}"
-                )
+                counts = f"only {own.rejected} of {own.tried} cases"
+                return f"{counts} reject the known-bad answer {defect}"
         if not total.tried and len(self.right) >= ALL_RIGHT:
-            return (
-                f"the known-bad answers {', '.join(self.defects)} are right in all of"
-                f" {len(self.right)} cases"
-            )
+            count = len(self.right)
+            return f"the known-bad answers {defects} are right in all of {count} cases"
         return ""
 
     def _search(self, defect: str, cases: Sequence[Case]) -> None:
@@ -119,20 +121,16 @@ class Sensitivity:
     @property
     def _is_enough(self) -> bool:
         """Whether enough was tried, and the least share of it rejected."""
-        total = self._total
-        return (
-            total.tried >= ENOUGH and total.rejected >= self.prop.min_rejection_rate * total.tried
-        )
+        total, rate = self._total, self.prop.min_rejection_rate
+        return total.tried >= ENOUGH and total.rejected >= rate * total.tried
 
 
 def _chance(total: Rejections, rate: float) -> float:
     """Return the probability of so few rejections if each case rejects with this probability."""
-    tried = total.tried
-    chances = (
-        comb(tried, count) * rate**count * (1 - rate) ** (tried - count)
-        for count in range(total.rejected + 1)
-    )
-    return round(sum(chances), 9)
+    tried, chance = total.tried, 0.0
+    for count in range(total.rejected + 1):
+        chance += comb(tried, count) * rate**count * (1 - rate) ** (tried - count)
+    return round(chance, 9)
 
 
 # Once for all implementations with the same claims.
@@ -143,9 +141,8 @@ def outcome(prop: Property, claims: Claims, case: Case, defect: Defect) -> Outco
     They are tried on the CPU, where they cost a fraction of what they do on a GPU.
     """
     case = replace(case, device="cpu")
-    session = _Noting(
-        KnownBad(defect, claims), case, looks_at_weights="returns_weights" in prop.needs
-    )
+    looks_at_weights = "returns_weights" in prop.needs
+    session = _Noting(KnownBad(defect, claims), case, looks_at_weights=looks_at_weights)
     try:
         with as_our_own():
             prop.function(session, case)
@@ -158,8 +155,9 @@ def outcome(prop: Property, claims: Claims, case: Case, defect: Defect) -> Outco
 
 
 class _Noting(Session):
-    """A session that notes what every call returned; looks_at_weights: whether the property is
-    about the weights.
+    """A session that notes what every call returned.
+
+    looks_at_weights: whether the property is about the weights.
     """
 
     def __init__(self, implementation: KnownBad, case: Case, *, looks_at_weights: bool) -> None:
@@ -190,8 +188,7 @@ class _Noting(Session):
 
     @property
     def has_been_wrong(self) -> bool:
-        """Whether something that was returned is wrong, as far as is known: by more than the bounds
-        of two calls.
+        """Whether a result is known to be wrong, by more than the bounds of two calls.
 
         What calls of another kind return, those with a cache among them, is not known here.
         """
@@ -212,11 +209,9 @@ class _Noting(Session):
             return True
         if _differs(result.output, expected.output):
             return True
-        return (
-            self.looks_at_weights
-            and result.weights is not None
-            and _differs(result.weights, expected.weights)
-        )
+        if not self.looks_at_weights or result.weights is None:
+            return False
+        return _differs(result.weights, expected.weights)
 
 
 def _may_drop(step: CallStep) -> bool:
@@ -228,7 +223,6 @@ def _differs(result: RecordedTensor, expected: Ball) -> bool:
     actual = result.tensor.detach().double()
     if actual.shape != expected.mid.shape:
         return True
-    within = ((actual - expected.mid).abs() <= 2 * expected.rad) | (
-        actual.isnan() & expected.mid.isnan()
-    )
-    return not bool((within | (actual == expected.mid) | expected.rad.isinf()).all())
+    is_within = (actual - expected.mid).abs() <= 2 * expected.rad
+    is_same = (actual == expected.mid) | (actual.isnan() & expected.mid.isnan())
+    return not bool((is_within | is_same | expected.rad.isinf()).all())

@@ -1,6 +1,4 @@
-"""What is judged, as the process knows it that decides: as data, since the code itself runs in
-other processes.
-"""
+"""What is judged, as data: the process that decides never has the code, which runs in others."""
 
 from __future__ import annotations
 
@@ -21,8 +19,9 @@ from mha.spec import Alibi, Claims, Implementation, Lse, Rounding, Scores, Sizes
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Stands for an implementation that another process has; shipped_as: its own name, if this
-    package ships it.
+    """Stands for an implementation that another process has.
+
+    shipped_as: its own name, if this package ships it.
     """
 
     name: str
@@ -55,7 +54,8 @@ class Reading:
 class Subject:
     """What another process found for a target, as data.
 
-    name, claims, shipped_as: as of `Elsewhere`. reading: how it was understood, if it was inferred.
+    name, claims, shipped_as: as of `Elsewhere`.
+    reading: how it was understood, if it was inferred.
     """
 
     target: str
@@ -76,23 +76,12 @@ class Subject:
         return cls(resolved.target, implementation.name, claims, shipped, reading)
 
     def resolved(self) -> Resolved:
-        """Return what `mha.implementations.resolve` would, with an implementation that cannot be
-        built.
-        """
-        kinds: dict[str, Callable[..., Any]] = {
-            "sizes": _sizes,
-            "rounding": Rounding,
-            "scores": _scores,
-            "lse": Lse,
-        }
-        parts = {
-            name: kind(**self.claims[name])
-            for name, kind in kinds.items()
-            if self.claims[name] is not None
-        }
-        claims = Claims(
-            **self.claims | parts
-        )  # which validates its fields, and makes sets of lists
+        """Return what `mha.implementations.resolve` would, with what cannot be built."""
+        given = dict(self.claims)
+        for name, kind in RECORDS.items():
+            if given[name] is not None:
+                given[name] = kind(**given[name])
+        claims = Claims(**given)  # which validates its fields, and makes sets of lists
         implementation = cast(Implementation, Elsewhere(self.name, claims, self.shipped_as))
         inference = self.reading.inference(implementation) if self.reading else None
         return Resolved(implementation, self.target, inference)
@@ -100,11 +89,9 @@ class Subject:
 
 def _sizes(*, head_dim_pairs: list[list[int]] | None, **given: Any) -> Sizes:
     """Return sizes from JSON, in which pairs are lists."""
-    pairs = (
-        None
-        if head_dim_pairs is None
-        else {(head_dim, d_value) for head_dim, d_value in head_dim_pairs}
-    )
+    if head_dim_pairs is None:
+        return Sizes(head_dim_pairs=None, **given)
+    pairs = {(head_dim, d_value) for head_dim, d_value in head_dim_pairs}
     return Sizes(head_dim_pairs=pairs, **given)
 
 
@@ -115,6 +102,15 @@ def _scores(*, window: dict[str, Any] | None, alibi: dict[str, Any] | None, **gi
         alibi=Alibi(**alibi) if alibi else None,
         **given,
     )
+
+
+# The fields of `Claims` that are records, and what makes each of JSON.
+RECORDS: dict[str, Callable[..., Any]] = {
+    "sizes": _sizes,
+    "rounding": Rounding,
+    "scores": _scores,
+    "lse": Lse,
+}
 
 
 def written(chosen: Sequence[Resolved]) -> list[dict[str, Any]]:

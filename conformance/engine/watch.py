@@ -1,5 +1,4 @@
-"""Watching another process: for how long it has been in a call, where it crashed, and why it ended,
-in words.
+"""Watching another process: how long it has been in a call, where it crashed, and why it ended.
 
 Nothing here imports torch.
 """
@@ -31,8 +30,10 @@ OTHERS = (str(Path(__file__).parents[2]), str(Path(os.__file__).parent), "<")
 
 
 class Times:
-    """What the clock of another process shows; file: a file that both have mapped, memory alone if
-    there is none.
+    """What the clock of another process shows.
+
+    file: a file that both have mapped; memory that a fork shares if there is none.
+    shared: the three numbers, as `mha.implementations.process.clock.Clock` has them.
     """
 
     def __init__(self, file: IO[bytes] | None = None) -> None:
@@ -44,25 +45,23 @@ class Times:
         self.shared[0], self.shared[1], self.shared[2] = 0.0, monotonic(), 1.0
 
     def overdue(self, limit: float) -> str:
-        """Return why the process has to be ended, in words, "" if it has not; limit: in seconds, of
-        a call.
+        """Return why the process has to be ended, "" if it has not.
+
+        limit: in seconds, of a call.
         """
-        entered, times_as_long = self.shared[0], self.shared[2]
+        entered, _, times_as_long = self.shared
         if not entered or monotonic() - entered <= limit * times_as_long:
             return ""
         what = "it was not imported" if times_as_long > 1 else "a call did not return"
         return f"{what} within {limit * times_as_long:g} s (call_timeout = {limit:g})"
 
     def idle(self, limit: float) -> str:
-        """Return why a process that does nothing but judge has to be ended, in words, as `overdue`
-        does.
-        """
+        """Return why a process that does nothing but judge has to be ended, "" if it has not."""
         longest = max(LEAST_OUTSIDE, OUTSIDE_CALLS * limit)
-        return (
-            f"nothing was called for {longest:g} s"
-            if monotonic() - self.shared[1] > longest
-            else ""
-        )
+        _, last_noted, _ = self.shared
+        if monotonic() - last_noted > longest:
+            return f"nothing was called for {longest:g} s"
+        return ""
 
     def close(self) -> None:
         """Give the memory back."""
@@ -78,8 +77,10 @@ class GarbledError(Exception):
 class Ended:
     """The end of a process.
 
-    why: in words. status: None if it did not end by itself. is_late: whether a call hung. is_ours:
-    whether what hung is the judge.
+    why: in words.
+    status: None if it did not end by itself.
+    is_late: whether a call hung.
+    is_ours: whether what hung is the judge.
     """
 
     why: str
@@ -89,18 +90,18 @@ class Ended:
 
 
 def place_in(last_words: IO[bytes]) -> str:
-    """Return where a process crashed, in words, by the traceback that Python wrote; "" if there is
-    none.
-    """
+    """Return where a process crashed, by the traceback that Python wrote; "" if there is none."""
     last_words.seek(0)
     text = last_words.read(LONGEST_TRACEBACK).decode(errors="replace")
-    frames = [match.groups() for match in FRAME.finditer(text)]
-    own = [frame for frame in frames if not frame[0].startswith(OTHERS) and frame[0] != sys.argv[0]]
-    theirs = [frame for frame in own if "site-packages" not in frame[0]]
-    if not own:
-        return ""
-    file, line, name = (theirs or own)[0]
-    return f", in {name} ({Path(file).name}, line {line})"
+    installed = ""
+    for file, line, name in FRAME.findall(text):
+        if file.startswith(OTHERS) or file == sys.argv[0]:
+            continue
+        place = f", in {name} ({Path(file).name}, line {line})"
+        if "site-packages" not in file:
+            return place
+        installed = installed or place
+    return installed
 
 
 def why(status: int | None) -> str:

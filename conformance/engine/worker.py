@@ -1,4 +1,4 @@
-"""One process that judges, as the process knows it that decides: it is asked, watched, and ended."""
+"""One process that judges, as seen by the process that decides: it is asked, watched, ended."""
 
 from __future__ import annotations
 
@@ -38,20 +38,18 @@ NO_SIGNAL, SO_NOSIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0), 0x1022
 class Worker:
     """A process that judges.
 
-    is_ready: whether it has found the targets. task: the number of what it is judging. compiles:
-        whether it has judged any of `COMPILED`. finding: the target that it is importing. token:
-        what each of its messages begins with.
-    is_silent: whether nothing was left to read at the last look. judged: the targets that it was
-        given tasks of.
+    is_ready: whether it has found the targets.
+    task: the number of what it is judging.
+    compiles: whether it has judged any of `COMPILED`.
+    finding: the target that it is importing.
+    judged: the targets that it was given tasks of.
+    is_silent: whether nothing was left to read at the last look.
+    token: what each of its messages begins with.
     """
 
     def __init__(self, process: Popen[bytes] | ForkProcess, ends: _Ends) -> None:
-        self.process, self.channel, self.times, self.last_words = (
-            process,
-            ends.own,
-            ends.times,
-            ends.last_words,
-        )
+        self.process, self.channel = process, ends.own
+        self.times, self.last_words = ends.times, ends.last_words
         self.is_ready = False
         self.task: int | None = None
         self.compiles = False
@@ -66,8 +64,9 @@ class Worker:
 
     @classmethod
     def started(cls) -> Worker:
-        """Start a Python of its own, in a session that Ctrl-C does not reach: the command ends its
-        processes.
+        """Start a Python of its own, in a session that Ctrl-C does not reach.
+
+        The command ends its processes.
         """
         with _Ends() as ends:
             given = ends.given.fileno(), ends.shared.fileno(), ends.last_words.fileno()
@@ -78,9 +77,8 @@ class Worker:
     def forked(cls, beside: Sequence[Worker]) -> Worker:
         """Fork this process; beside: the others, whose channels it does not keep open."""
         with _Ends() as ends, warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # of threads, such as that of a progress bar
+            # Of threads, such as that of a progress bar.
+            warnings.simplefilter("ignore", DeprecationWarning)
             foreign = [ends.own, *(other.channel for other in beside)]
             arguments = ends.given, ends.times, ends.last_words, foreign
             process = get_context("fork").Process(target=_work_in_a_fork, args=arguments)
@@ -96,9 +94,7 @@ class Worker:
         self.channel.setblocking(False)
 
     def received(self) -> list[dict[str, Any]] | None:
-        """Return what the process has said since the last look; None at the end. Raises
-        GarbledError.
-        """
+        """Return what was said since the last look, None at the end; raises GarbledError."""
         self.is_silent = False
         try:
             data = self.channel.recv(1 << 20)
@@ -126,8 +122,9 @@ class Worker:
         return self._status is not None
 
     def overdue(self, limit: float) -> Ended | None:
-        """Return why the process has to be ended, None if it has not; limit: in seconds, of a call,
-        0 for none.
+        """Return why the process has to be ended, None if it has not.
+
+        limit: in seconds, of a call, 0 for none.
         """
         is_idle = self.is_ready and self.task is None
         if not limit or is_idle:
@@ -151,11 +148,11 @@ class Worker:
         return self.process.pid
 
     def end(self, *, patient: bool = False) -> tuple[int | None, str]:
-        """End the process, and those of its session; return its exit status, and where it crashed,
-        in words.
+        """End the process and its session; return its exit status, and where it crashed, in words.
 
-        The status is None if it did not end by itself. patient: whether to wait for that for a
-        while.
+        The status is None if it did not end by itself.
+
+        patient: whether to wait for that for a while.
         """
         status = self._wait(EXIT_TIMEOUT if patient else 0.0)
         with suppress(OSError):
@@ -182,10 +179,11 @@ class Worker:
 
 
 class _Ends:
-    """What a process and the one that starts it share; within the block, also what is given to the
-    new one.
+    """What a process and the one that starts it share; in the block, also what the new one gets.
 
-    own, given: the ends of the channel. times: of its calls. last_words: its traceback in a crash.
+    own, given: the ends of the channel.
+    times: of its calls.
+    last_words: its traceback in a crash.
     """
 
     def __init__(self) -> None:

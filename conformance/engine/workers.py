@@ -1,5 +1,4 @@
-"""Judging in other processes: each judges a clause at a time, and fails only that clause if it
-crashes or hangs.
+"""Judging in other processes, a clause at a time: one that crashes or hangs fails only its clause.
 
 Code that is judged never runs in the process that decides. On Linux the others are forks of it,
 made once torch and the judge are imported, so that they cost little; elsewhere, and where a GPU is
@@ -59,8 +58,8 @@ def all_cores() -> int:
 class Found:
     """What the targets name, as `mha.conformance.engine.subjects` has it, by name.
 
-    torch_changes, broken: as of `mha.conformance.results.Report`. notes: a line for each registered
-    implementation that "all" names, and that cannot be used.
+    torch_changes, broken: as of `mha.conformance.results.Report`.
+    notes: a line for each registered implementation that "all" names, and that cannot be used.
     """
 
     chosen: dict[str, Resolved]
@@ -74,13 +73,9 @@ class Found:
         from mha.conformance.engine import subjects
 
         chosen = {each.implementation.name: each for each in subjects.read(message["found"])}
+        changes, notes = map(str, message["torch_changes"]), map(str, message["notes"])
         broken = {str(name): str(error) for name, error in dict(message["broken"]).items()}
-        return cls(
-            chosen,
-            tuple(map(str, message["torch_changes"])),
-            broken,
-            tuple(map(str, message["notes"])),
-        )
+        return cls(chosen, tuple(changes), broken, tuple(notes))
 
 
 class TimeIsUp(Exception):
@@ -92,9 +87,10 @@ Message = dict[str, Any] | Ended
 
 @dataclass
 class _Queue:
-    """What is judged of an implementation: the tasks that wait, with their numbers, and the
-    verdicts by number.
+    """What is judged of an implementation.
 
+    waiting: the tasks that no process has, with their numbers.
+    found: the verdicts by number, until they are yielded.
     hangs: in how many clauses a call did not return.
     """
 
@@ -108,9 +104,13 @@ class _Queue:
 class Workers:
     """Processes that judge, for as long as the block lasts.
 
-    timeout: in seconds, of a call of what is judged, 0 for none. until: when the run is over, by
-    the monotonic clock, 0 for never. heard: is given each verdict when it is reached. unread:
-    verdicts that were reached, but not yielded before `judge_all` was closed.
+    Each imports all targets (`find`), then gets tasks (`_give`) and sends verdicts (`_take`). One
+    that ends early, or sends what was not due, is replaced, and its task has a verdict on that.
+
+    timeout: in seconds, of a call of what is judged, 0 for none.
+    until: when the run is over, by the monotonic clock, 0 for never.
+    heard: is given each verdict when it is reached.
+    unread: verdicts that were reached, but not yielded before `judge_all` was closed.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -141,8 +141,7 @@ class Workers:
             worker.end()
 
     def find(self, targets: Iterable[str]) -> Found:
-        """Let the processes import all that is judged, in order; return what the first of them
-        found.
+        """Let the processes import all that is judged, in order; return what the first one found.
 
         Raises ValueError for a target that cannot be used, or that ends each process in which it is
         imported, and TimeIsUp.
@@ -159,10 +158,8 @@ class Workers:
             if isinstance(message, Ended):
                 self._failed_starts += 1
                 if not self.members:
-                    where = (
-                        f"{worker.finding!r} cannot be judged: while it was imported or tried out"
-                    )
-                    raise ValueError(f"{where}, {message.why}")
+                    what = f"{worker.finding!r} cannot be judged"
+                    raise ValueError(f"{what}: while it was imported or tried out, {message.why}")
             elif "error" in message:
                 raise ValueError(str(message["error"]))
             elif "found" in message:
@@ -173,12 +170,11 @@ class Workers:
         """Yield the verdicts on one of the targets, in the order of the tasks; raises TimeIsUp."""
         if not self._targets:
             self.find([resolved.target])
-        self._forks &= (
-            "cuda" not in settings.devices
-        )  # a fork of a process that has asked for it cannot use it
-        waiting = (
-            in_order_of_start(settings.tasks) if self.jobs > 1 else list(enumerate(settings.tasks))
-        )
+        # A fork of a process that has asked for CUDA cannot use it.
+        self._forks &= "cuda" not in settings.devices
+        waiting = list(enumerate(settings.tasks))
+        if self.jobs > 1:
+            waiting = in_order_of_start(settings.tasks)
         queue = _Queue(resolved, settings, waiting)
         try:
             for number in range(len(settings.tasks)):
@@ -191,18 +187,17 @@ class Workers:
             self.unread = list(queue.found.values())
 
     def next_for(self, worker: Worker, waiting: list[tuple[int, Task]]) -> tuple[int, Task] | None:
-        """Return the first task for a process: none of `COMPILED` where another one judges these."""
-        taken = any(other.compiles for other in self.members if other is not worker)
-        chosen = next(
-            (each for each in waiting if not (taken and each[1].clause in COMPILED)), None
-        )
-        worker.compiles |= chosen is not None and chosen[1].clause in COMPILED
-        return chosen
+        """Return the first task for a process: none of `COMPILED` where another judges these."""
+        another_compiles = any(each.compiles for each in self.members if each is not worker)
+        for number, task in waiting:
+            is_compiled = task.clause in COMPILED
+            if not (is_compiled and another_compiles):
+                worker.compiles |= is_compiled
+                return number, task
+        return None
 
     def _give(self, queue: _Queue) -> None:
-        """Give a task to each process that has none; where no more are given, note why for each
-        that waits.
-        """
+        """Give a task to each idle process; where no more are given, note why for all that wait."""
         if refused := self._refused(queue):
             from mha.conformance.engine.judge import not_judged
 
@@ -210,11 +205,9 @@ class Workers:
                 queue.found[number] = not_judged(queue.resolved, task, queue.settings, refused)
             queue.waiting.clear()
         for worker in self.members:
-            if (
-                worker.is_ready
-                and worker.task is None
-                and (chosen := self.next_for(worker, queue.waiting))
-            ):
+            if not worker.is_ready or worker.task is not None:
+                continue
+            if chosen := self.next_for(worker, queue.waiting):
                 queue.waiting.remove(chosen)
                 worker.task, task = chosen
                 worker.judged.add(queue.resolved.target)
@@ -229,23 +222,18 @@ class Workers:
         return ""
 
     def _take(self, queue: _Queue) -> None:
-        """Wait for what a process says, note the verdict, if it is one, and go on with the process
-        or with another.
-        """
+        """Wait for a message, note a verdict in it, and replace the process if it has ended."""
         worker, message = self._next()
         number, worker.task = worker.task, None
-        if (
-            number is not None
-            and isinstance(message, Ended)
-            and worker.judged != {queue.resolved.target}
-        ):
+        if number is None:
+            if not isinstance(message, Ended) and not {"error", "found"} & set(message):
+                message = self._garbled(worker)
+        elif isinstance(message, Ended) and worker.judged != {queue.resolved.target}:
             # Another implementation may have left what ended the process, such as a thread.
             queue.waiting.insert(0, (number, queue.settings.tasks[number]))
             message = replace(message, is_late=False)
-        elif number is not None:
+        else:
             message = self._note_verdict(worker, message, queue, number)
-        elif not isinstance(message, Ended) and not {"error", "found"} & set(message):
-            message = self._garbled(worker)
         if isinstance(message, Ended):
             queue.hangs += message.is_late
             self._replace(worker)
@@ -258,9 +246,7 @@ class Workers:
     def _note_verdict(
         self, worker: Worker, message: Message, queue: _Queue, number: int
     ) -> Message:
-        """Note the verdict on a task; return the message, or the end of a process that has sent
-        another one.
-        """
+        """Note the verdict on a task; return the message, or the end of a process with another."""
         verdict = _verdict_in(message, queue, number)
         if verdict is None:  # from code that has found the channel
             message = self._garbled(worker)
@@ -281,17 +267,13 @@ class Workers:
         worker.end()
 
     def _replace(self, worker: Worker) -> None:
-        """Start another process in the place of one that has ended, unless several could not import
-        what is judged.
-        """
+        """Start another process in the place of one that has ended, unless too many failed to."""
         self._failed_starts += not worker.is_ready
         if self._failed_starts < MOST_FAILED_STARTS:
             self._start()
 
     def _next(self) -> tuple[Worker, Message]:
-        """Wait for what a process says, beside what it is importing, or for its end; raises
-        TimeIsUp.
-        """
+        """Wait for what a process says, or for its end; raises TimeIsUp."""
         while not self._messages:
             if self.until and monotonic() > self.until:
                 raise TimeIsUp
@@ -334,14 +316,12 @@ class Workers:
         new = list[Worker]()
         try:
             for _ in range(count):
-                new.append(
-                    Worker.forked([*self.members, *new]) if self._forks else Worker.started()
-                )
+                beside = [*self.members, *new]
+                new.append(Worker.forked(beside) if self._forks else Worker.started())
         except OSError as error:
             if not (self.members or new):
-                raise ValueError(
-                    f"no process can be started to judge in: {error.strerror}"
-                ) from None
+                why_not = f"no process can be started to judge in: {error.strerror}"
+                raise ValueError(why_not) from None
         self.members += new
         for worker in new:
             if self._targets:
@@ -349,9 +329,7 @@ class Workers:
 
 
 def _verdict_in(message: Message, queue: _Queue, number: int) -> Verdict | None:
-    """Return the verdict on the task of this number in a message, or where its process ended; else
-    None.
-    """
+    """Return the verdict on a task in a message, or on the end of its process, if there is one."""
     from mha.conformance.results import read_verdict
 
     if isinstance(message, Ended):
@@ -380,18 +358,18 @@ def _import_the_judge() -> None:
 
 
 def in_order_of_start(tasks: Sequence[Task]) -> list[tuple[int, Task]]:
-    """Return the tasks with their numbers: those of `COMPILED` soon, since the process that has
-    them has more to do.
-    """
+    """Return the tasks with their numbers: after `FIRST`, those that take a process longest."""
     from mha.conformance.settings import FIRST
 
-    numbered = list(enumerate(tasks))
     soon = (*COMPILED, *LONGEST)
+
+    def place(each: tuple[int, Task]) -> int:
+        clause = each[1].clause
+        return soon.index(clause) if clause in soon else len(soon)
+
+    numbered = list(enumerate(tasks))
     first = [*takewhile(lambda each: each[1].clause in FIRST, numbered)]
-    rest = numbered[len(first) :]
-    return first + sorted(
-        rest, key=lambda each: soon.index(each[1].clause) if each[1].clause in soon else len(soon)
-    )
+    return first + sorted(numbered[len(first) :], key=place)
 
 
 def crashed(resolved: Resolved, task: Task, settings: Settings, ended: Ended) -> Verdict:
