@@ -2,8 +2,8 @@
 
 A test fails a correct implementation with probability `FALSE_ALARM` at most, and a run makes at
 most `TESTS` of them on an implementation, so that it fails a correct one with probability 1e-9 at
-most. The power, for `LARGE_LENGTH` squared weights and p = 0.5: a probability that is off by 0.019
-is caught with probability 0.99.
+most. The power, for `LARGE_LENGTH` squared weights and
+p = 0.5: a probability that is off by 0.019 is caught with probability 0.99.
 """
 
 from __future__ import annotations
