@@ -28,6 +28,7 @@ def expect_unread(
     why: how they are hidden, for a message that goes on with the queries: "which are masked for".
     """
     assume(bool(hidden.any()), f"no keys are hidden, {why} a query")
+    # Which keys are replaced, (B, S), and which queries see none of them, (B, L).
     replaced = _hidden_from_one_query(hidden, generator)
     sees_none_of_them = (hidden | ~replaced.unsqueeze(1)).all(-1)
     noise = _other_numbers(problem, generator)
