@@ -126,13 +126,16 @@ class CallByName:
         batch_axis, length_axis = self.batch_axis, self.length_axis
         if config.length_first:
             batch_axis, length_axis = length_axis, batch_axis
+        alone = self.alone
+        if alone is not None:
+            alone = alone.built_for(config)
         return replace(
             self,
             batch_axis=batch_axis,
             length_axis=length_axis,
             n_heads=config.n_heads,
             head_dim=config.head_dim,
-            alone=None if self.alone is None else self.alone.built_for(config),
+            alone=alone,
         )
 
     def __call__(
@@ -327,7 +330,11 @@ def _plain(value: Any) -> str:
 def versions_of(tensors: Iterable[Tensor | None]) -> list[int]:
     """Return how often each tensor was changed in place; 0 where torch does not count it."""
     counts = not torch.compiler.is_compiling()
-    return [x._version if counts and x is not None and not x.is_inference() else 0 for x in tensors]
+    versions = []
+    for tensor in tensors:
+        is_counted = counts and tensor is not None and not tensor.is_inference()
+        versions.append(tensor._version if tensor is not None and is_counted else 0)
+    return versions
 
 
 def _no_rotation(
@@ -345,4 +352,6 @@ def _no_rotation(
         return torch.complex(cosines.to(wide), sines.to(wide))
     if meaning == "cosines":
         return cosines
-    return sines if meaning == "sines" else (cosines, sines)
+    if meaning == "sines":
+        return sines
+    return cosines, sines

@@ -58,8 +58,10 @@ def config_code(
     sizes: the code of the values that are known, by their names.
     error: what the constructor raised for an `AnyConfig`, which lacked some of it.
     """
-    target = without_partial(constructor)
-    read = attributes_read(target.__init__ if inspect.isclass(target) else target)
+    function = without_partial(constructor)
+    if inspect.isclass(function):
+        function = function.__init__
+    read = attributes_read(function)
     if read is None:
         return f"types.SimpleNamespace({error.name}=..., ...)"
     known = [name for name in read if name in vars(error.obj)]
@@ -148,8 +150,11 @@ def _config_class(constructor: Callable[..., Any], name: str) -> type | None:
     found = variables_of(module_named(target.__module__))
     # A parameter of a base, to which it is passed on, is not looked at.
     parameter = inspect.signature(target).parameters.get(name)
-    annotated = _annotated(parameter.annotation, found) if parameter else None
-    cls = annotated or _named(target.__name__, found)
+    cls = None
+    if parameter is not None:
+        cls = _annotated(parameter.annotation, found)
+    if cls is None:
+        cls = _named(target.__name__, found)
     return None if is_typeddict(cls) else cls  # a TypedDict is a dictionary
 
 

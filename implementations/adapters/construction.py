@@ -160,8 +160,9 @@ def _assumed(
     missing = missing_of(known)
     unknown = [name for name in required if name not in known]
     if unknown:
-        fits = "d_model" in missing and len(unknown) == len(missing)
-        return dict(zip(unknown, missing, strict=True)) if fits else {}
+        if "d_model" not in missing or len(unknown) != len(missing):
+            return {}
+        return dict(zip(unknown, missing, strict=True))
     kept = {*known, *getattr(constructor, "keywords", {})}
     parameters = parameters_of(constructor)
     defaults = {name: p.default for name, p in parameters.items() if name not in kept}
@@ -285,7 +286,7 @@ def construct(  # noqa: PLR0913  where and for what it is built
     )
     values["device"] = device
     choices = _arguments_to_try(constructor, arguments, config, values)
-    module = _first_made(constructor, choices, [] if noted is None else noted)
+    module = _first_made(constructor, choices, noted)
     _materialise(module, config)
     return module
 
@@ -309,8 +310,9 @@ def _arguments_to_try(
         else:
             given[name] = values[field]
         if given[name] is None:  # a width of key or value that is not set
-            default = parameters_of(constructor)[name].default
-            given[name] = config.d_model if default is inspect.Parameter.empty else default
+            given[name] = parameters_of(constructor)[name].default
+            if given[name] is inspect.Parameter.empty:
+                given[name] = config.d_model
     if not configs:
         return [given]
     others = AnyConfig(**every), every
@@ -320,7 +322,7 @@ def _arguments_to_try(
 def _first_made(
     constructor: Callable[..., nn.Module],
     choices: Sequence[Mapping[str, Any]],
-    noted: list[Mapping[str, Any]],
+    noted: list[Mapping[str, Any]] | None,
 ) -> nn.Module:
     """Return what a constructor makes of the first arguments whose config has what it reads.
 
@@ -329,7 +331,8 @@ def _first_made(
     """
     raised: Exception | None = None
     for given in choices:
-        noted.append(given)
+        if noted is not None:
+            noted.append(given)
         try:
             return constructor(**given)
         except (AttributeError, AssertionError, TypeError) as error:

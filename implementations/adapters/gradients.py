@@ -69,9 +69,16 @@ def _split(
     names = [f"{kind}_{role}" for role in entry.roles]
     counts = [rows[name] if name in rows else rows[f"w{name[1:]}"] for name in names]
     whole = torch.cat([entry.to_contract(part, kind) for part in parts])
-    columns = [-1] if kind == "w" else []
-    split = whole.reshape(sum(counts), *columns).split(counts)
+    shape = (sum(counts), -1) if kind == "w" else (sum(counts),)
+    split = whole.reshape(shape).split(counts)
     return {name: gradient for name, gradient in zip(names, split, strict=True) if name in rows}
+
+
+def gradient_of(parameter: Tensor) -> Tensor:
+    """Return a copy of the gradient of a parameter; zeros where none is set."""
+    if parameter.grad is None:
+        return torch.zeros_like(parameter)
+    return parameter.grad.clone()
 
 
 def _gradient(tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from mha.implementations.adapters.calling import Call, CallByName, call_by_name, versions_of
+from mha.implementations.adapters.gradients import gradient_of
 from mha.implementations.adapters.mask_forms import MaskFormat
 from mha.implementations.adapters.one_by_one import one_by_one
 from mha.implementations.adapters.options import (
@@ -252,9 +253,9 @@ class KernelAttention(nn.Module):
         if isinstance(adapter.call, CallByName):
             self.call = adapter.call.built_for(config)
         for name in PARAMETERS:
-            given = getattr(weights, name) if config.projected else None
+            given = getattr(weights, name)
             held = None
-            if given is not None:
+            if given is not None and config.projected:
                 copied = given.detach().clone(memory_format=torch.contiguous_format)
                 held = nn.Parameter(copied)
             self.register_parameter(name, held)
@@ -267,7 +268,9 @@ class KernelAttention(nn.Module):
         heads = [self._heads(x, role) for x, role in zip(inputs, "qkv", strict=True)]
         versions = versions_of(heads)
         shape = heads[0].shape if self.axes.context == self.axes.heads else None
-        kernel = self.kernel if self.axes.takes_all_heads else self.axes.unpacked(self.kernel)
+        kernel = self.kernel
+        if not self.axes.takes_all_heads:
+            kernel = self.axes.unpacked(kernel)
         returned = self.call(kernel, *heads, **options.arguments)
         context, weights, lse = as_output(returned, shape, lse=self.claims.lse)
         for x, before, after in zip(inputs, versions, versions_of(heads), strict=True):
@@ -332,8 +335,7 @@ class KernelAttention(nn.Module):
         for name in PARAMETERS:
             held = getattr(self, name)
             if held is not None:
-                gradient = torch.zeros_like(held) if held.grad is None else held.grad.clone()
-                gradients[name] = gradient
+                gradients[name] = gradient_of(held)
         return gradients
 
 

@@ -57,7 +57,8 @@ def load(
     for entry in entries_of(label, module, parameters, given, head_dim):
         where = f"{label}: {entry.key} ({entry.path})"
         target = member_at(label, module, entry.path)
-        _fill(where, entry, target, of_layers if entry.kind == "w" else given)
+        held = of_layers if entry.kind == "w" else given
+        _fill(where, entry, target, held)
         _require_stored(where, target, member_at(label, module, entry.path))
         kinds = (entry.kind,) if isinstance(target, Tensor) else ("w", "b")
         loaded.update(f"{kind}_{role}" for kind in kinds for role in entry.roles)
@@ -71,13 +72,26 @@ def load(
 
 def _given(parameters: Mapping[str, ParameterPath], weights: Weights) -> dict[str, Tensor]:
     """Return the weights to load by name; those of W_o only if the map has an entry for it."""
-    left_out = () if projects(parameters) else ("w_o", "b_o")
-    return {name: tensor for name, tensor in weights.named() if name not in left_out}
+    given = dict(weights.named())
+    if not projects(parameters):
+        given = {name: tensor for name, tensor in given.items() if name not in ("w_o", "b_o")}
+    return given
 
 
 def projects(parameters: Mapping[str, ParameterPath]) -> bool:
     """Return whether a map has an entry for the output projection, be it that there is none."""
     return any("o" in key[2:] for key in parameters)
+
+
+def output_projection(weights: Weights, like: Tensor) -> nn.Linear:
+    """Return a layer of W_o and b_o, like another parameter in dtype, device and gradients."""
+    rows, columns = weights.w_o.shape
+    layer = nn.Linear(columns, rows, weights.b_o is not None, device=like.device, dtype=like.dtype)
+    held = {"weight": weights.w_o}
+    if weights.b_o is not None:
+        held["bias"] = weights.b_o
+    layer.load_state_dict(held)
+    return layer.requires_grad_(like.requires_grad)
 
 
 def _of_layers(
@@ -274,9 +288,14 @@ def _stacked(entry: Entry, kind: str, given: Mapping[str, Tensor]) -> Tensor | N
     A missing bias beside others is zero.
     """
     names = [f"{kind}_{role}" for role in entry.roles]
-    if not any(name in given for name in names):
+    if given.keys().isdisjoint(names):
         return None
-    parts = [given[name] if name in given else _zero_bias(given[f"w{name[1:]}"]) for name in names]
+    parts = []
+    for name in names:
+        part = given.get(name)
+        if part is None:
+            part = _zero_bias(given[f"w{name[1:]}"])
+        parts.append(part)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -20,11 +20,12 @@ from mha.implementations.adapters.construction import (
     module_class,
 )
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES, without_partial
-from mha.implementations.adapters.gradients import weight_gradients
+from mha.implementations.adapters.gradients import gradient_of, weight_gradients
 from mha.implementations.adapters.loading import (
     KEYS,
     ParameterPath,
     load,
+    output_projection,
     projects,
 )
 from mha.implementations.adapters.mask_forms import MaskFormat
@@ -213,7 +214,9 @@ def _claims(
             claims = Claims(masks=(), causal=None)
         else:
             claims = Claims(masks=MASK_FORMS_OF[convention])
-        return claims if signature is None else replace(claims, **limits(signature, masks, claims))
+        if signature is not None:
+            claims = replace(claims, **limits(signature, masks, claims))
+        return claims
     for field in ("value_width", "lse"):
         if getattr(claims, field):
             raise ImplementationError(
@@ -304,17 +307,6 @@ class ModuleImplementation:
         return self.parameters(config) if callable(self.parameters) else self.parameters
 
 
-def _projection(weights: Weights, like: Tensor) -> nn.Linear:
-    """Return a layer of W_o and b_o, like another parameter in dtype, device and gradients."""
-    rows, columns = weights.w_o.shape
-    layer = nn.Linear(columns, rows, weights.b_o is not None, device=like.device, dtype=like.dtype)
-    held = {"weight": weights.w_o}
-    if weights.b_o is not None:
-        held["bias"] = weights.b_o
-    layer.load_state_dict(held)
-    return layer.requires_grad_(like.requires_grad)
-
-
 class ModuleAttention(nn.Module):
     """A module with its weights.
 
@@ -342,7 +334,7 @@ class ModuleAttention(nn.Module):
         self.rows = {name: len(tensor) for name, tensor in weights.named()}
         self.project = None
         if not projects(parameters):
-            self.project = _projection(weights, next(module.parameters()))
+            self.project = output_projection(weights, next(module.parameters()))
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Output:
         """Call the module with its own conventions; see `mha.spec.Attention`."""
@@ -366,7 +358,9 @@ class ModuleAttention(nn.Module):
         own_key = own_query if key is query else change(key)
         if value is query:
             return own_query, own_key, own_query
-        return own_query, own_key, own_key if value is key else change(value)
+        if value is key:
+            return own_query, own_key, own_key
+        return own_query, own_key, change(value)
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
         """Call the module's own `decode`; see `mha.spec.Decoder`."""
@@ -390,12 +384,13 @@ class ModuleAttention(nn.Module):
         )
         if self.project is not None:
             for name, held in self.project.named_parameters():
-                gradient = held.new_zeros(held.shape) if held.grad is None else held.grad.clone()
-                gradients[f"{name[0]}_o"] = gradient
+                gradients[f"{name[0]}_o"] = gradient_of(held)
         config = self.config
         width = {"w_k": config.key_width, "w_v": config.value_width, "w_o": config.inner_width}
         for name, rows in self.rows.items():
-            if name not in gradients:  # of a projection that the module does not have
-                shape = (rows, width.get(name, config.d_model)) if name[0] == "w" else (rows,)
-                gradients[name] = next(self.module.parameters()).new_zeros(shape)
+            if name in gradients:
+                continue
+            # Of a projection that the module does not have.
+            shape = (rows, width.get(name, config.d_model)) if name[0] == "w" else (rows,)
+            gradients[name] = next(self.module.parameters()).new_zeros(shape)
         return gradients

@@ -37,8 +37,10 @@ def as_output(
     >>> as_output(returned, torch.Size([2, 3, 8])).weights.shape
     torch.Size([2, 4, 3, 3])
     """
-    if isinstance(returned, (Output, Tensor)):  # Dynamo before torch 2.10 cannot trace a union
-        return returned if isinstance(returned, Output) else Output(returned)
+    if isinstance(returned, Output):
+        return returned
+    if isinstance(returned, Tensor):
+        return Output(returned)
     held = [*_held(returned)]
     tensors = [value for value in held if isinstance(value, Tensor)]
     if not tensors:

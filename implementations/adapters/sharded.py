@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
+from mha.implementations.adapters.gradients import gradient_of
 from mha.implementations.discovery.errors import ImplementationError, one_line
 from mha.spec import (
     Attention,
@@ -203,7 +204,7 @@ class ShardedAttention(nn.Module):
         found: dict[str, Tensor] = {}
         for name in self.roles:
             held = getattr(self, name)
-            found[name] = torch.zeros_like(held) if held.grad is None else held.grad.clone()
+            found[name] = gradient_of(held)
             projected = "query" if name[-1] in "qo" else "key"
             if self.adapter.placements[projected].is_shard():
                 dist.all_reduce(found[name], group=self.mesh.get_group())

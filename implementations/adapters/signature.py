@@ -120,6 +120,7 @@ def signature_of(
     average = option_name("average", parameters)
     given = (mask, of_padding, is_causal, need_weights, average)
     others += [name for name in _required_options(parameters) if name not in given]
+    rotations = [name for name in others if _is_rotation(parameters[name])]
     return Signature(
         inputs=inputs,
         one_input=one_input,
@@ -138,7 +139,7 @@ def signature_of(
         required=_with_default(parameters, inspect.Parameter.empty),
         none_by_default=_with_default(parameters, None),
         others=tuple(name for name in others if name != query),
-        rotations=frozenset(name for name in others if _is_rotation(parameters[name])),
+        rotations=frozenset(rotations),
         query=query,
     )
 
@@ -218,7 +219,9 @@ def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
     first = inputs[0]
     query_first = first.kind in BY_POSITION and first.name != name
     can_be_named = parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
-    return name if query_first and can_be_named else None
+    if query_first and can_be_named:
+        return name
+    return None
 
 
 def takes_two(parameters: Mapping[str, inspect.Parameter]) -> bool:
