@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -117,7 +117,7 @@ VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 WIDTH_OF_QUERY = {"key_dim": "query_dim", "k_dim": "q_dim", "v_dim": "q_dim"}
 
 
-def without_partial(constructor: Callable[..., Any]) -> Any:
+def without_partial(constructor: object) -> Any:
     """Return the class or the function that a `functools.partial` calls; any other as it is."""
     return constructor.func if isinstance(constructor, partial) else constructor
 

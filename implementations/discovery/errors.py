@@ -1,4 +1,9 @@
-"""The errors of finding, loading and adapting implementations."""
+"""The errors of finding, loading and adapting implementations, and the words of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 # What code does that raises KeyboardInterrupt by itself.
 INTERRUPTED = "it raised KeyboardInterrupt, as if someone had stopped the run"
@@ -49,3 +54,13 @@ def one_line(error: BaseException) -> str:
         return line if len(line) <= 300 else f"{line[:147]} ... {line[-148:]}"
     except Exception:  # it may have a message that cannot be made
         return "an exception without a message"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return what to add to a message about a name that is not known; "" where none is near.
+
+    >>> did_you_mean("lop", ["loop", "einops"])
+    '; did you mean loop?'
+    """
+    near = get_close_matches(name, list(known))
+    return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from difflib import get_close_matches
 from pathlib import Path
 from threading import Timer, current_thread, main_thread
 from types import FrameType, ModuleType
@@ -18,7 +17,11 @@ from typing import NoReturn
 
 from torch import nn
 
-from mha.implementations.discovery.errors import INTERRUPTED, ImplementationError
+from mha.implementations.discovery.errors import (
+    INTERRUPTED,
+    ImplementationError,
+    did_you_mean,
+)
 from mha.implementations.discovery.loaded import variables_of
 from mha.implementations.discovery.originals import changes, new_changes
 from mha.implementations.discovery.raised import Raised
@@ -137,8 +140,7 @@ def member_of(module: ModuleType, name: str, target: str) -> object:
         return getattr(module, name)
     except AttributeError:
         public = [each for each in held if not each.startswith("_")]
-        near = get_close_matches(name, public)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        hint = did_you_mean(name, public)
         raise ImplementationError(
             f"{target!r} does not exist{hint} (the module defines {', '.join(public) or 'nothing'})"
         ) from None

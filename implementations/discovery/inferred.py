@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from inspect import isfunction
 
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 from torch.autograd.function import FunctionMeta
 
 from mha.implementations.adapters.construction import makes_modules
+from mha.implementations.adapters.constructor_names import without_partial
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.discovery.frameworks import HOW_TO_WRAP, framework_of
 from mha.implementations.inference.infer import Inference, infer
@@ -24,7 +24,7 @@ def inference_of(target: str, value: object) -> Inference:
 
     Raises ImplementationError for any other object, and for what cannot be inferred.
     """
-    made = value.func if isinstance(value, partial) else value
+    made = without_partial(value)
     framework = framework_of(made)
     if framework:
         raise ImplementationError(f"{target!r} is of {framework}; {HOW_TO_WRAP[framework]}")
@@ -40,7 +40,9 @@ def inference_of(target: str, value: object) -> Inference:
     if isfunction(made) and not makes_modules(value):
         return infer_kernel(value, label)
     maker = kernel_maker(value)
-    return infer_kernel(value, label, maker) if maker else infer(value, label)
+    if maker:
+        return infer_kernel(value, label, maker)
+    return infer(value, label)
 
 
 def _instead_of(value: object) -> str:

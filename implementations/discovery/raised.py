@@ -178,8 +178,9 @@ def _chain(error: BaseException) -> list[BaseException]:
         if any(last is each for each in chain):  # one may be raised from itself
             break
         chain.append(last)
-        before = None if last.__suppress_context__ else last.__context__
-        last = last.__cause__ or before
+        if last.__cause__ is None and last.__suppress_context__:
+            break
+        last = last.__cause__ or last.__context__
     return chain
 
 

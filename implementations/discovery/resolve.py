@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import torch
 
 from mha.implementations.adapters.construction import Room
+from mha.implementations.adapters.constructor_names import without_partial
 from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.adapters.pickled import pickled
-from mha.implementations.discovery.errors import ImplementationError, UnavailableError
+from mha.implementations.discovery.errors import (
+    ImplementationError,
+    UnavailableError,
+    did_you_mean,
+)
 from mha.implementations.discovery.importing import (
     classes_of,
     contained,
@@ -247,7 +250,7 @@ def as_resolved(value: object) -> Resolved:
                 f"{value!r} names {len(resolved)} implementations; name one of them"
             )
         return resolved[0]
-    named = value.func if isinstance(value, partial) else value
+    named = without_partial(value)
     module = getattr(value, "__module__", "")
     name = getattr(named, "__name__", type(value).__name__)
     has_a_place = attribute(module_named(module), name) is value and module != "__main__"
@@ -317,8 +320,7 @@ def _entry_point(name: str, registered: Sequence[EntryPoint]) -> EntryPoint:
     points = [point for point in registered if point.name == name]
     if not points:
         known = sorted({point.name for point in registered})
-        near = get_close_matches(name, known)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        hint = did_you_mean(name, known)
         raise ImplementationError(
             f"no implementation is registered as {name!r}{hint} (registered:"
             f" {', '.join(known) or 'none'}; give one of these names, package.module:object, or"
@@ -359,12 +361,16 @@ def _load_entry(point: EntryPoint) -> Registered:
 
 
 def _named(implementation: Implementation, name: str) -> Implementation:
-    return implementation if implementation.name == name else Renamed(implementation, name)
+    if implementation.name == name:
+        return implementation
+    return Renamed(implementation, name)
 
 
 def original_of(implementation: Implementation) -> Implementation:
     """Return an implementation under its own name."""
-    return implementation.implementation if isinstance(implementation, Renamed) else implementation
+    if isinstance(implementation, Renamed):
+        return implementation.implementation
+    return implementation
 
 
 def with_room(implementation: Implementation, room: Room) -> Implementation:

@@ -176,11 +176,12 @@ def as_our_own() -> Iterator[None]:
 def put_back() -> str:
     """Undo what code that ran as found has replaced; return in words what it did, "" if nothing."""
     names = _process.replaced | set(replace_by({}))
-    replaced = [f"replaced {', '.join(sorted(names))}"] if names else []
-    changed = sorted(_process.changed)
+    done = sorted(_process.changed)
+    if names:
+        done.insert(0, f"replaced {', '.join(sorted(names))}")
     _process.replaced.clear()
     _process.changed.clear()
-    return " and ".join([*replaced, *changed])
+    return " and ".join(done)
 
 
 def torch_changes() -> tuple[str, ...]:

@@ -276,7 +276,9 @@ class Surroundings:
             for part, before in zip(QUICK, self.objects, strict=True):
                 if part in self.quick and not all(map(is_, part.read(), before)):
                     changed += _written(part, before)
-        return changed + self._changes_of_many() if self.of_many else changed
+        if self.of_many:
+            changed += self._changes_of_many()
+        return changed
 
     def _changes_of_many(self) -> list[str]:
         changed = []

@@ -76,12 +76,14 @@ def replace_by(wanted: Replacements) -> list[str]:
     found, changed = replacements(), []
     for name in found.keys() | wanted.keys():
         owner, _, attribute = name.rpartition(".")
-        originals = FUNCTIONS if owner == "torch" else METHODS
+        target: Any = torch
+        originals: Mapping[str, Any] = FUNCTIONS
+        if owner != "torch":
+            target, originals = torch.Tensor, METHODS
         value = wanted.get(name, originals.get(attribute, MISSING))
         if found.get(name, originals.get(attribute, MISSING)) is value:
             continue
         changed.append(name)
-        target = torch if owner == "torch" else torch.Tensor
         if value is MISSING:
             delattr(target, attribute)
         else:
