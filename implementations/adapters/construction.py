@@ -143,7 +143,8 @@ def _with_defaults(
 def assumed_arguments(constructor: Callable[..., Any], arguments: Mapping[str, str]) -> list[str]:
     """Return the parameters of a constructor that are given something for want of a known name."""
     known = fields_of(parameters_of(constructor))
-    return [*getattr(constructor, "widths", {}), *(name for name in arguments if name not in known)]
+    open_widths = getattr(constructor, "widths", {})
+    return [*open_widths, *(name for name in arguments if name not in known)]
 
 
 def _assumed(
@@ -220,10 +221,11 @@ def read_from_module(constructor: Callable[..., Any]) -> dict[str, str]:
     if code is None:
         return {}
     variables = getattr(function, "__globals__", {})
-    read = [name for name in code.co_names if type(variables.get(name)) is int]
     found: dict[str, str] = {}
     for field in SIZES:
-        found |= dict.fromkeys((name for name in CONSTRUCTOR_NAMES[field] if name in read), field)
+        for name in CONSTRUCTOR_NAMES[field]:
+            if name in code.co_names and type(variables.get(name)) is int:
+                found[name] = field
     return found
 
 
@@ -233,15 +235,19 @@ def building_advice(
     """Return the advice to write a function that builds the module."""
     required = required_of(parameters_of(constructor))
     variables = read_from_module(constructor)
-    given = [f"{name}={SIZES[field]}" for name, field in arguments.items() if field in SIZES]
+    given = _assigned(arguments)
     given += [f"{name}=..." for name in required if name not in arguments]
     if not {"d_model", "n_heads"} <= {*arguments.values(), *variables.values()}:
         given.append("...")
     made = f"return {label}({', '.join(given)})"
     if variables:
-        assigned = ", ".join(f"{name}={SIZES[field]}" for name, field in variables.items())
-        made = f"globals().update({assigned}); {made}"
+        made = f"globals().update({', '.join(_assigned(variables))}); {made}"
     return f"name a function that builds it: def attention(d_model, n_heads): {made}"
+
+
+def _assigned(meanings: Mapping[str, str]) -> list[str]:
+    """Return the code of the arguments that are sizes; meanings: of each name."""
+    return [f"{name}={SIZES[field]}" for name, field in meanings.items() if field in SIZES]
 
 
 def module_class(constructor: Callable[..., Any]) -> type[nn.Module] | None:
@@ -315,8 +321,9 @@ def _arguments_to_try(
                 given[name] = config.d_model
     if not configs:
         return [given]
-    others = AnyConfig(**every), every
-    return [given, *(given | dict.fromkeys(configs, other) for other in others)]
+    with_any_config = given | dict.fromkeys(configs, AnyConfig(**every))
+    with_dictionary = given | dict.fromkeys(configs, every)
+    return [given, with_any_config, with_dictionary]
 
 
 def _first_made(
@@ -373,8 +380,10 @@ def fixed_dropout(module: nn.Module) -> list[_DropoutNd]:
 
 def _is_widened(constructor: Callable[..., Any]) -> bool:
     """Return whether a partial sets a window of MAX_LENGTH, which may need a table as long."""
-    values = getattr(constructor, "keywords", {}).values()
-    return any(type(value) is int and value == MAX_LENGTH for value in values)
+    for value in getattr(constructor, "keywords", {}).values():
+        if type(value) is int and value == MAX_LENGTH:
+            return True
+    return False
 
 
 def _materialise(module: nn.Module, config: Config) -> None:

@@ -132,7 +132,9 @@ def fields_of(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
     ordinary = {name for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
     fields: dict[str, str] = {}
     for field, names in CONSTRUCTOR_NAMES.items():
-        fields |= dict.fromkeys((name for name in names if name in ordinary), field)
+        for name in names:
+            if name in ordinary:
+                fields[name] = field
     # Beside another width, a size is of something else.
     if "size" in ordinary and "d_model" not in fields.values():
         fields["size"] = "d_model"
@@ -174,14 +176,15 @@ def by_words(defaults: Mapping[str, Any], missing: Collection[str]) -> dict[str,
     >>> by_words(defaults, ["d_model", "n_heads"])
     {'embedding_dimension': 'd_model', 'n_attn_head': 'n_heads'}
     """
-    sizes = [name for name, value in defaults.items() if type(value) is int and value > 0]
     found: dict[str, str] = {}
     for field in missing:
-        others = OTHER_SIZES.union(*(words for name, words in SIZE_WORDS.items() if name != field))
+        other = "n_heads" if field == "d_model" else "d_model"
+        others = OTHER_SIZES | SIZE_WORDS[other]
         fitting = []
-        for name in sizes:
+        for name, value in defaults.items():
             words = {*words_of(name)}
-            if words & SIZE_WORDS[field] and not words & others:
+            is_called_so = words & SIZE_WORDS[field] and not words & others
+            if is_called_so and type(value) is int and value > 0:
                 fitting.append(name)
         if len(fitting) == 1:
             found[fitting[0]] = field

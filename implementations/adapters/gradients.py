@@ -35,7 +35,7 @@ def weight_gradients(
     for entry in entries_of("", module, parameters, rows, head_dim):
         target = member_at("", module, entry.path)
         for kind, parts in _held_by(target, entry.kind).items():
-            is_asked_for = any(f"{kind}_{role}" in rows for role in entry.roles)
+            is_asked_for = not rows.keys().isdisjoint(entry.names(kind))
             if parts and is_asked_for:
                 gradients |= _split(entry, kind, parts, rows)
     return gradients
@@ -66,7 +66,7 @@ def _split(
     parts: the gradient of each layer.
     rows: of the weights of the configuration; others may be stacked with them.
     """
-    names = [f"{kind}_{role}" for role in entry.roles]
+    names = entry.names(kind)
     counts = [rows[name] if name in rows else rows[f"w{name[1:]}"] for name in names]
     whole = torch.cat([entry.to_contract(part, kind) for part in parts])
     shape = (sum(counts), -1) if kind == "w" else (sum(counts),)

@@ -22,8 +22,6 @@ STACKED = {"".join(order): order for roles in ("qkv", "kv", "qk") for order in p
 # Where a weight is in a module: a dotted name; a dotted name and the weight's layout there, as an
 # einops pattern; or None for a projection that the module does not have.
 ParameterPath = str | tuple[str, str] | None
-# What a layer has.
-HELD = ("weight", "bias")
 KEYS = (
     "w_q, w_k, w_v, w_o, w_qkv, w_kv, w_qk (or in another order, such as w_kqv), the same with b_,"
     " extra_k and extra_v"
@@ -61,7 +59,8 @@ def load(
         _fill(where, entry, target, held)
         _require_stored(where, target, member_at(label, module, entry.path))
         kinds = (entry.kind,) if isinstance(target, Tensor) else ("w", "b")
-        loaded.update(f"{kind}_{role}" for kind in kinds for role in entry.roles)
+        for kind in kinds:
+            loaded.update(entry.names(kind))
     missing = [name for name in given if name not in loaded]
     if missing:
         raise ImplementationError(
@@ -121,6 +120,10 @@ class Entry:
     path: str
     pattern: str
     head_dim: int
+
+    def names(self, kind: str) -> list[str]:
+        """Return the names of its weights ("w") or biases ("b"), as `Weights` has them."""
+        return [f"{kind}_{role}" for role in self.roles]
 
     def to_module(self, value: Tensor, kind: str) -> Tensor:
         """Rearrange a weight ("w") or bias ("b") of the contract into the module's layout."""
@@ -202,7 +205,7 @@ def _has_no_bias(module: nn.Module, entry: Entry, names: Collection[str]) -> boo
     """Return whether an entry is of biases that neither the weights nor the module have."""
     if entry.kind != "b" or ".*." in entry.path:
         return False
-    if any(f"b_{role}" in names for role in entry.roles):
+    if not {*names}.isdisjoint(entry.names("b")):
         return False
     target: Any = module
     for part in entry.path.split("."):
@@ -252,8 +255,13 @@ def _tensors(target: object) -> list[Tensor]:
     """Return the tensor itself, or the weights and biases of a layer or a list of layers."""
     if isinstance(target, Tensor):
         return [target]
-    held = [getattr(layer, name, None) for layer in layers_of(target) for name in HELD]
-    return [tensor for tensor in held if isinstance(tensor, Tensor)]
+    tensors = []
+    for layer in layers_of(target):
+        for name in ("weight", "bias"):
+            held = getattr(layer, name, None)
+            if isinstance(held, Tensor):
+                tensors.append(held)
+    return tensors
 
 
 def _parameter_names(module: nn.Module) -> str:
@@ -287,7 +295,7 @@ def _stacked(entry: Entry, kind: str, given: Mapping[str, Tensor]) -> Tensor | N
 
     A missing bias beside others is zero.
     """
-    names = [f"{kind}_{role}" for role in entry.roles]
+    names = entry.names(kind)
     if given.keys().isdisjoint(names):
         return None
     parts = []

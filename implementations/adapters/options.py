@@ -87,8 +87,9 @@ def input_format(label: str, inputs: InputFormat | None, options: Mapping[str, A
 
 def require_known(function: str, options: Mapping[str, Any], *known: Mapping[str, str]) -> None:
     """Raise TypeError, as Python does, for an option that sets no field of a group."""
+    names = set().union(*known)
     for name in options:
-        if not any(name in fields for fields in known):
+        if name not in names:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
@@ -124,12 +125,12 @@ def _grouped(
     options: Mapping[str, Any],
 ) -> Group:
     """Return a group as it is given, or made of the options that set its fields."""
-    values = {fields[option]: value for option, value in options.items() if option in fields}
+    single = [option for option in options if option in fields]
     if isinstance(group, type):
-        return group(**values)
-    if values:
-        single = ", ".join(option for option in options if option in fields)
+        return group(**{fields[option]: options[option] for option in single})
+    if single:
         raise ImplementationError(
-            f"{label}: {name}=... and {single} are given; say all in {name}, or leave that out"
+            f"{label}: {name}=... and {', '.join(single)} are given; say all in {name}, or leave"
+            " that out"
         )
     return group

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any
@@ -119,7 +119,10 @@ def signature_of(
     need_weights = option_name("need_weights", parameters)
     average = option_name("average", parameters)
     given = (mask, of_padding, is_causal, need_weights, average)
-    others += [name for name in _required_options(parameters) if name not in given]
+    for name, parameter in parameters.items():
+        is_required = parameter.default is parameter.empty
+        if is_required and is_option(name) and name not in given:
+            others.append(name)
     rotations = [name for name in others if _is_rotation(parameters[name])]
     return Signature(
         inputs=inputs,
@@ -149,7 +152,7 @@ def _memory_and_query(
 ) -> tuple[str | None, str | None]:
     """Return the names of a memory, if there is one, and of a query that does not come first."""
     if query_last is not None and takes_two(parameters):
-        first, second = (parameter.name for parameter in required_inputs(parameters))
+        first, second = _names_of(required_inputs(parameters))
         return (first, second) if query_last else (second, None)
     memory = None if input_names(parameters) else memory_name(parameters)
     return memory, None
@@ -240,7 +243,7 @@ def possible_orders(parameters: Mapping[str, inspect.Parameter]) -> list[bool]:
     """
     if not takes_two(parameters):
         return []
-    first, second = (words_of(parameter.name) for parameter in required_inputs(parameters))
+    first, second = map(words_of, _names_of(required_inputs(parameters)))
     orders = []
     names_fit = MEMORY_WORDS.isdisjoint(first) and QUERY_WORDS.isdisjoint(second)
     if names_fit and not memory_name(parameters):
@@ -250,17 +253,16 @@ def possible_orders(parameters: Mapping[str, inspect.Parameter]) -> list[bool]:
     return orders
 
 
-def _required_options(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
-    """Return the options without a default."""
-    return [name for name, p in parameters.items() if is_option(name) and p.default is p.empty]
-
-
 def numbers_of_heads(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
     """Return the parameters that are a number of heads, by their name, with that of one model as
     default.
     """
-    counts = [name for name, p in parameters.items() if type(p.default) is int and p.default > 0]
-    return tuple(name for name in counts if NEUTRAL_MEANING.get(name) == "n_heads")
+    counts = []
+    for name, parameter in parameters.items():
+        has_number = type(parameter.default) is int and parameter.default > 0
+        if has_number and NEUTRAL_MEANING.get(name) == "n_heads":
+            counts.append(name)
+    return tuple(counts)
 
 
 def call_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -311,6 +313,10 @@ def _is_rotation(parameter: inspect.Parameter) -> bool:
     return meaning in ("cosines", "sines") and not annotation.startswith(NUMBERS)
 
 
+def _names_of(parameters: Iterable[inspect.Parameter]) -> list[str]:
+    return [parameter.name for parameter in parameters]
+
+
 def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
     """Return the parameters without a default that may be inputs.
 
@@ -356,12 +362,12 @@ def _one_input_and_others(
     """
     required = [p for p in _required(parameters) if p.name not in (*inputs, memory)]
     if inputs:
-        return False, [p.name for p in required]
+        return False, _names_of(required)
     variadic = any(p.kind is p.VAR_POSITIONAL for p in required)
     neutral = [p.name for p in required[1:] if p.name in NEUTRAL_MEANING]
     if variadic or len(required) - len(neutral) in (0, 3):
         return False, neutral
-    return _takes_one(parameters, required[0], memory), [p.name for p in required[1:]]
+    return _takes_one(parameters, required[0], memory), _names_of(required[1:])
 
 
 def _takes_one(

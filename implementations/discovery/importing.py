@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from threading import Timer, current_thread, main_thread
 from types import FrameType, ModuleType
@@ -146,6 +147,26 @@ def member_of(module: ModuleType, name: str, target: str) -> object:
         ) from None
     except (Exception, SystemExit) as error:  # of what is imported when it is asked for
         raise ImplementationError(f"{target!r} cannot be imported: {described(error)}") from error
+
+
+def entry_point_of(name: str, registered: Sequence[EntryPoint]) -> EntryPoint:
+    """Return the entry point of a registered name."""
+    points = [point for point in registered if point.name == name]
+    if not points:
+        known = sorted({point.name for point in registered})
+        hint = did_you_mean(name, known)
+        raise ImplementationError(
+            f"no implementation is registered as {name!r}{hint} (registered:"
+            f" {', '.join(known) or 'none'}; give one of these names, package.module:object, or"
+            " path/to/file.py:object)"
+        )
+    targets = sorted(point.value for point in points)
+    if len(set(targets)) > 1:
+        values = " and ".join(targets)
+        raise ImplementationError(
+            f"the name {name!r} is registered twice, for {values}; give one of these instead"
+        )
+    return points[0]
 
 
 def classes_of(module: ModuleType) -> list[str]:

@@ -17,13 +17,13 @@ from mha.implementations.adapters.pickled import pickled
 from mha.implementations.discovery.errors import (
     ImplementationError,
     UnavailableError,
-    did_you_mean,
 )
 from mha.implementations.discovery.importing import (
     classes_of,
     contained,
     default_warnings,
     described,
+    entry_point_of,
     judge_left_alone,
     load_file,
     load_module,
@@ -223,7 +223,7 @@ def resolve(target: str) -> list[Resolved]:
         raise ImplementationError(
             f"{target!r} is a file; name a class in it, as {target}:NAME (its classes: {classes})"
         )
-    entry = _load_entry(_entry_point(target, list(entry_points(group=GROUP))))
+    entry = _load_entry(entry_point_of(target, list(entry_points(group=GROUP))))
     if entry.implementation is None:
         kind = ImplementationError if entry.broken else UnavailableError
         raise kind(f"the implementation {target!r} ({entry.target}) cannot be used: {entry.error}")
@@ -315,29 +315,9 @@ def preflight(implementation: Implementation) -> None:
             raise
 
 
-def _entry_point(name: str, registered: Sequence[EntryPoint]) -> EntryPoint:
-    """Return the entry point of a registered name."""
-    points = [point for point in registered if point.name == name]
-    if not points:
-        known = sorted({point.name for point in registered})
-        hint = did_you_mean(name, known)
-        raise ImplementationError(
-            f"no implementation is registered as {name!r}{hint} (registered:"
-            f" {', '.join(known) or 'none'}; give one of these names, package.module:object, or"
-            " path/to/file.py:object)"
-        )
-    targets = sorted(point.value for point in points)
-    if len(set(targets)) > 1:
-        values = " and ".join(targets)
-        raise ImplementationError(
-            f"the name {name!r} is registered twice, for {values}; give one of these instead"
-        )
-    return points[0]
-
-
 def _load_named(name: str, points: Sequence[EntryPoint]) -> Registered:
     try:
-        return _load_entry(_entry_point(name, points))
+        return _load_entry(entry_point_of(name, points))
     except ImplementationError as error:  # the name is registered twice
         return Registered(name, name, error=str(error), broken=True)
 
