@@ -41,7 +41,9 @@ def _guarded(state: str, name: str, lines: list[str]) -> list[str]:
 
 def weigh_lines(point: Point, masking: Masking) -> list[str]:
     """Return the lines that make `weights` of `scores`."""
-    lines = ["scores = scores.float()"] if point.softmax == "float32" else []
+    lines = []
+    if point.softmax == "float32":
+        lines.append("scores = scores.float()")
     if masking.bias != "absent":
         lines += _guarded(masking.bias, "bias", ["scores = scores + bias"])
     if masking.allowed != "absent":
@@ -123,7 +125,9 @@ def _scores(point: Point, product: str) -> str:
 
 
 def _weigh(point: Point, arguments: list[str]) -> str:
-    dtype = ["q.dtype"] if point.softmax == "float32" else []
+    dtype = []
+    if point.softmax == "float32":
+        dtype.append("q.dtype")
     return f"self.weigh({', '.join(['scores', *arguments, *dtype])})"
 
 
@@ -221,13 +225,16 @@ def _chunked(point: Point, masking: Masking) -> list[str]:
 def _sdpa(point: Point, masking: Masking) -> list[str]:
     """Return the call of the kernel of torch, which takes one mask."""
     lines = _one_mask(masking) if len(masking.names) == 2 else []
-    options = [f"attn_mask={masking.names[-1]}"] if masking.names else []
+    options = []
+    if masking.names:
+        options.append(f"attn_mask={masking.names[-1]}")
     if point.dropout in ("weights", "both"):
         options.append("dropout_p=self.dropout.p if self.training else 0.0")
     scale = {"query": "1.0", "both": "1.0", "unscaled": "1.0", "multiplied": "self.scale"}.get(
         point.scale
     )
-    options += [f"scale={scale}"] if scale else []
+    if scale:
+        options.append(f"scale={scale}")
     return [
         *lines,
         f"context = F.scaled_dot_product_attention({', '.join(['q', 'k', 'v', *options])})",

@@ -40,7 +40,8 @@ def claims_of(point: Point) -> dict[str, Any]:
         claims["empty_row"] = EMPTY_ROWS[point.fill]
     if point.weights not in ("tuple", "need_weights", "output_attentions", "attribute"):
         claims["returns_weights"] = False
-    claims |= {"scale": 1.0} if point.scale == "unscaled" else {}
+    if point.scale == "unscaled":
+        claims["scale"] = 1.0
     claims |= (
         {}
         if point.bias == "option"
@@ -52,7 +53,8 @@ def claims_of(point: Point) -> dict[str, Any]:
     claims |= {"equal": {}, "grouped": {"grouped_query": True}, "wide": {"own_head_dim": True}}[
         point.heads
     ]
-    claims |= {"second_gradients": True} if point.differentiates_twice else {}
+    if point.differentiates_twice:
+        claims["second_gradients"] = True
     return claims | ({"rounding": IN_SINGLE} if point.softmax == "float32" else {})
 
 
@@ -61,7 +63,8 @@ def _mask_claims(point: Point) -> dict[str, Any]:
     claims: dict[str, Any] = (
         {"masks": {"bool", "float"}} if point.mask == "additive" and not point.split else {}
     )
-    claims |= {"mask_ranks": {4}} if point.mask != "none" and point.shape == "rank 4" else {}
+    if point.mask != "none" and point.shape == "rank 4":
+        claims["mask_ranks"] = {4}
     differs = {
         "per_head_mask": point.per_head,
         "per_query_mask": point.per_query,

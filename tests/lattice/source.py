@@ -145,10 +145,14 @@ def _sizes(point: Point) -> list[str]:
     words, lines = words_of(point), []
     prefix = "config." if point.words in CONFIGS else ""
     given = {"d_model": words.d_model, "n_heads": words.n_heads}
-    given |= {"n_kv_heads": words.n_kv_heads} if point.heads == "grouped" else {}
-    given |= {"bias": words.bias} if point.bias == "option" else {}
-    given |= {"max_len": words.max_length} if point.causal == "buffer" else {}
-    given |= {"dropout": words.dropout} if point.dropout != "none" else {}
+    if point.heads == "grouped":
+        given["n_kv_heads"] = words.n_kv_heads
+    if point.bias == "option":
+        given["bias"] = words.bias
+    if point.causal == "buffer":
+        given["max_len"] = words.max_length
+    if point.dropout != "none":
+        given["dropout"] = words.dropout
     renamed = {ours: prefix + theirs for ours, theirs in given.items() if prefix + theirs != ours}
     lines += [f"{ours} = {theirs}" for ours, theirs in renamed.items()]
     if point.heads == "wide":
@@ -181,15 +185,18 @@ def _sizes(point: Point) -> list[str]:
 
 def _state(point: Point) -> list[str]:
     """Return the lines of the constructor after the projections."""
-    lines = ["self.scale = self.head_dim**-0.5"] if point.scale == "multiplied" else []
-    lines += ["self.dropout = nn.Dropout(dropout)"] if point.dropout in ("weights", "both") else []
-    lines += (
-        ["self.output_dropout = nn.Dropout(dropout)"] if point.dropout in ("output", "both") else []
-    )
+    lines = []
+    if point.scale == "multiplied":
+        lines.append("self.scale = self.head_dim**-0.5")
+    if point.dropout in ("weights", "both"):
+        lines.append("self.dropout = nn.Dropout(dropout)")
+    if point.dropout in ("output", "both"):
+        lines.append("self.output_dropout = nn.Dropout(dropout)")
     if point.causal == "buffer":
         table = "torch.ones(max_len, max_len, dtype=torch.bool).tril()"
         lines.append(f'self.register_buffer("tril", {table}, persistent=False)')
-    lines += ["self.causal = causal"] if point.causal == "constructor" else []
+    if point.causal == "constructor":
+        lines.append("self.causal = causal")
     return lines
 
 
@@ -202,9 +209,12 @@ def _inputs(point: Point) -> list[str]:
         names = ["query", "key=None", "value=None"]
     if point.inputs == "x_context":
         names = ["x", "context=None"]
-    names += [f"{mask_name(point)}=None"] if point.mask != "none" else []
-    names += [f"{padding_name(point)}=None"] if point.padding != "none" else []
-    names += ["is_causal=False"] if point.causal.startswith("flag") else []
+    if point.mask != "none":
+        names.append(f"{mask_name(point)}=None")
+    if point.padding != "none":
+        names.append(f"{padding_name(point)}=None")
+    if point.causal.startswith("flag"):
+        names.append("is_causal=False")
     return names + [f"{point.weights}=False"] * (
         point.weights in ("need_weights", "output_attentions")
     )
@@ -322,7 +332,9 @@ def _one_mask(point: Point, name: str, convention: str, shape: str, joined: bool
 
 
 def _returned(point: Point) -> list[str]:
-    lines = ["output = self.output_dropout(output)"] if point.dropout in ("output", "both") else []
+    lines = []
+    if point.dropout in ("output", "both"):
+        lines.append("output = self.output_dropout(output)")
     if point.layout == "l b d":
         lines.append("output = output.transpose(0, 1)")
     if point.weights == "attribute":
