@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from mha.conformance import check
 from mha.conformance.faults import registry
 from mha.implementations import from_module
-from mha.implementations.inference import sizes
 from mha.implementations.inference.infer import infer
 from mha.implementations.process.torch_state import threads
 from mha.spec import Claims, Options
@@ -208,92 +206,6 @@ def test_one_head_without_an_output_projection_is_not_claimed() -> None:
     exec(result.declaration, names)
     assert names["implementation"].claims == result.implementation.claims
     expect_pass(result, "SHP-1")
-
-
-class Plain(nn.Module):
-    """Self-attention; each class below hides keys in its own way."""
-
-    def __init__(self, d_model: int, n_heads: int) -> None:
-        super().__init__()
-        self.n_heads = n_heads
-        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
-
-    def hidden(self, length: int, mask: Tensor | None) -> Tensor:
-        raise NotImplementedError
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
-        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(
-            self.hidden(x.shape[1], mask), float("-inf")
-        )
-        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # of nn.Module
-
-
-class ShortTable(Plain):
-    """Is causal by a table that is shorter than some cases, and that no argument makes longer."""
-
-    def __init__(self, d_model: int, n_heads: int) -> None:
-        super().__init__(d_model, n_heads)
-        self.register_buffer("later", torch.ones(40, 40, dtype=torch.bool).triu(1))
-
-    def hidden(self, length: int, mask: Tensor | None) -> Tensor:
-        later = self.get_buffer("later")[:length, :length].expand(length, length)
-        return later if mask is None else later | ~mask
-
-
-class MasksOfItems(Plain):
-    """Masks of three dimensions are those of the items, not of the heads."""
-
-    def hidden(self, length: int, mask: Tensor | None) -> Tensor:
-        if mask is None:
-            return torch.zeros(length, length, dtype=torch.bool)
-        return ~(mask.unsqueeze(1) if mask.ndim == 3 else mask)
-
-
-def test_longest_input_is_claimed() -> None:
-    result = infer(ShortTable)
-    assert result.implementation.claims.sizes.max_length == 40
-    assert findings(result)["lengths"].startswith("at most 40: others raise RuntimeError: ")
-    names = dict(globals())
-    exec(result.declaration, names)
-    assert names["implementation"].claims == result.implementation.claims
-    verdicts = check(
-        result.implementation, "default", clauses=["SHP-1", "NUM-5"], dtypes=["float32"]
-    ).verdicts
-    assert {verdict.status for verdict in verdicts} == {"pass"}
-
-
-class LongTable(ShortTable):
-    """Its table ends at 600."""
-
-    def __init__(self, d_model: int, n_heads: int) -> None:
-        super().__init__(d_model, n_heads)
-        self.register_buffer("later", torch.ones(600, 600, dtype=torch.bool).triu(1))
-
-
-@pytest.mark.parametrize(("seconds_of_512", "longest"), [(0.9, 600), (1.1, None)])
-def test_calls_that_would_take_too_long_are_not_tried(
-    seconds_of_512: float, longest: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A call of twice the length takes four times as long; 4 s are too many."""
-    elapsed, tried = [0.0], list[int]()
-    original = LongTable.hidden
-
-    def timed(self: LongTable, length: int, mask: Tensor | None) -> Tensor:
-        tried.append(length)
-        elapsed[0] += seconds_of_512 * (length / 512) ** 2
-        return original(self, length, mask)
-
-    monkeypatch.setattr(LongTable, "hidden", timed)
-    monkeypatch.setattr(sizes, "process_time", lambda: elapsed[0])
-    assert infer(LongTable).implementation.claims.sizes.max_length == longest
-    assert max(tried) == (1024 if longest else 512)
-
-
-def test_masks_of_three_dimensions_are_claimed_only_if_they_are_of_heads() -> None:
-    implementation = infer(MasksOfItems).implementation
-    assert implementation.claims.mask_ranks == {1, 2, 4}
-    expect_pass(implementation, "MSK-5")
 
 
 class OneWholeHead(nn.Module):

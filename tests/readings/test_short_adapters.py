@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from mha.implementations import from_kernel, from_module, resolve
 from mha.spec import Claims, Implementation, Output, causal_mask, join_causal
-from support.judging import RIGHT, expect_pass, judged
+from support.effort import EVERYTHING
+from support.judging import expect_conforms, expect_pass
 
 SEPARATE = {f"w_{role}": role for role in "qkvo"}
 CLAUSES = ("CFG-1", "SHP-1", "SMX-1", "MSK-1", "MSK-2", "CAU-1", "PTH-1", "HED-1", "NUM-1", "GRD-1")
@@ -232,6 +233,5 @@ def test_masks_of_heads_beside_items_conform() -> None:
         mask_shape="(b h) l s",
         claims=Claims(empty_row="error"),
     )
-    report = judged(wrapped, [], RIGHT)
-    assert [verdict for verdict in report.verdicts if not verdict.conforms] == []
-    assert [verdict.status for verdict in report.verdicts].count("pass") >= 60
+    about_masks = ["SHP", "SMX", "MSK", "CAU", "PTH", "HED", "EQV-1", "NUM-1", "GRD-1"]
+    expect_conforms(wrapped, [] if EVERYTHING else about_masks)

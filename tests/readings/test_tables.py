@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from mha.conformance import check
 from mha.implementations.adapters.construction import MAX_LENGTH, SHORT
+from mha.implementations.inference import sizes
 from mha.implementations.inference.infer import infer
 from support.judging import expect_pass, verdict_of
 from support.plain import Plain
-from support.readings import evidence
+from support.readings import evidence, findings
 
 
 class OfATable(Plain):
@@ -107,3 +108,55 @@ def test_a_window_that_is_widened_has_a_table_as_long() -> None:
     assert evidence(result)["formula"] == "tested"
     assert f"partial(WindowWithinTable, sliding_window={MAX_LENGTH})" in result.declaration
     expect_pass(result, "SHP-1", "NUM-5")
+
+
+class ShortTable(Plain):
+    """Is causal by a table that is shorter than some cases, and that no argument makes longer."""
+
+    longest = 40
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        visible = torch.ones(self.longest, self.longest, dtype=torch.bool).tril()
+        self.register_buffer("visible", visible)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        length = scores.shape[-1]
+        visible = self.get_buffer("visible")[:length, :length].expand(length, length)
+        return super().weigh(scores, visible if mask is None else visible & mask)
+
+
+class LongTable(ShortTable):
+    """Its table ends at 600."""
+
+    longest = 600
+
+
+def test_longest_input_is_claimed() -> None:
+    result = infer(ShortTable)
+    assert result.implementation.claims.sizes.max_length == 40
+    assert findings(result)["lengths"].startswith("at most 40: others raise RuntimeError: ")
+    names: dict[str, Any] = {"ShortTable": ShortTable}
+    exec(result.declaration, names)
+    assert names["implementation"].claims == result.implementation.claims
+    for clause in ("SHP-1", "NUM-5"):
+        assert verdict_of(result, clause, "default").status == "pass"
+
+
+@pytest.mark.parametrize(("seconds_of_512", "longest"), [(0.9, 600), (1.1, None)])
+def test_calls_that_would_take_too_long_are_not_tried(
+    seconds_of_512: float, longest: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of twice the length takes four times as long; 4 s are too many."""
+    elapsed, tried = [0.0], list[int]()
+    original = LongTable.weigh
+
+    def timed(self: LongTable, scores: Tensor, mask: Tensor | None) -> Tensor:
+        tried.append(scores.shape[-1])
+        elapsed[0] += seconds_of_512 * (scores.shape[-1] / 512) ** 2
+        return original(self, scores, mask)
+
+    monkeypatch.setattr(LongTable, "weigh", timed)
+    monkeypatch.setattr(sizes, "process_time", lambda: elapsed[0])
+    assert infer(LongTable).implementation.claims.sizes.max_length == longest
+    assert max(tried) == (1024 if longest else 512)
