@@ -281,7 +281,7 @@ def test_journal_of_a_run_that_ends_is_removed(
     assert not list(LAST.parent.glob(NAMES))
 
 
-@pytest.mark.parametrize("output", [">&-", "2>&-", "<&-", "> /dev/full"])
+@pytest.mark.parametrize("output", [">&-", "2>&- <&-", "> /dev/full"])
 def test_output_that_cannot_be_written_loses_no_report(tmp_path: Path, output: str) -> None:
     command = f"{sys.executable} -m mha.conformance check loop {' '.join(CLAUSE)} {output}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
