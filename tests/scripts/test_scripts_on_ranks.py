@@ -108,17 +108,16 @@ def test_script_fails_with_the_fault_alone(
     assert run_on_ranks(verdict.script.replace(faulty, f"from {correct} as"), tmp_path) == ""
 
 
-def test_script_runs_as_a_program(tmp_path: Path) -> None:
+@pytest.mark.parametrize("off", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_script_runs_as_a_program(off: int, tmp_path: Path) -> None:
     """It starts the ranks itself, and ends with them: with an error, or without one."""
     session = Session(ring.zigzag, CASE)
     output = session(CASE.problem()).output
-    for found, status in ((output, 0), (replace(output, tensor=output.tensor + 1), 1)):
-        text = script(session, "DST-1", Violation("off", (equality(found),)))
-        assert text
-        (tmp_path / "alone.py").write_text(text)
-        command = [sys.executable, tmp_path / "alone.py"]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (ended.returncode, "AssertionError: " in ended.stderr) == (
-            status,
-            bool(status),
-        ), ended.stderr
+    found = replace(output, tensor=output.tensor + off)
+    text = script(session, "DST-1", Violation("off", (equality(found),)))
+    assert text
+    (tmp_path / "alone.py").write_text(text)
+    command = [sys.executable, tmp_path / "alone.py"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == off, ended.stderr
+    assert ("AssertionError: " in ended.stderr) == bool(off)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -112,9 +112,30 @@ def emptied_by_turns(prop: Property) -> list[Callable[[Property], Property]]:
     return [the_same_call_twice, nothing_asserted][turn : turn + 1]
 
 
-@pytest.mark.parametrize(
-    "prop", [prop for prop in MEMBERS if prop.must_reject], ids=lambda prop: prop.name
-)
+# Each takes seconds; a run of `make conformance` tries their known-bad answers as well.
+COSTLY = {
+    "memory_grows_with_the_lengths",
+    "errors_with_extras_do_not_add_up_to_a_defect",
+    "errors_of_gradients_for_two_keys_do_not_add_up_to_a_defect",
+    "long_decoding_equals_one_causal_pass",
+    "errors_of_ragged_decoding_do_not_add_up_to_a_defect",
+    "errors_of_many_small_calls_do_not_add_up_to_a_defect",
+    "errors_of_gradients_over_ranks_do_not_add_up_to_a_defect",
+    "errors_of_gradients_do_not_add_up_to_a_defect",
+    "errors_of_gradients_for_many_keys_do_not_add_up_to_a_defect",
+    "errors_for_4096_keys_do_not_add_up_to_a_defect",
+}
+
+
+def with_known_bad_answers() -> Iterator[Any]:
+    """Yield the properties that must reject one, as parameters of a test."""
+    for prop in MEMBERS:
+        if prop.must_reject:
+            marks = [pytest.mark.slow] if prop.name in COSTLY else []
+            yield pytest.param(prop, id=prop.name, marks=marks)
+
+
+@pytest.mark.parametrize("prop", list(with_known_bad_answers()))
 def test_every_property_rejects_its_known_bad_answers(prop: Property) -> None:
     """With a few cases of the quick profile; a property that is emptied does not."""
     dtype = prop.domain.dtypes[0] if prop.domain.dtypes else "float32"
