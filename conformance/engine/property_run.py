@@ -6,8 +6,9 @@ import traceback
 from collections.abc import Collection
 from dataclasses import replace
 
-from mha.conformance.cases.domain import DENSE, CaseSpace, Domain
+from mha.conformance.cases.domain import DENSE, Domain
 from mha.conformance.cases.reasons import NotApplicable
+from mha.conformance.cases.space import CaseSpace
 from mha.conformance.engine.preconditions import plain_cases
 from mha.conformance.engine.search import Budget, PropertyResult, Search
 from mha.conformance.harness.errors import AdapterError, GpuLost
