@@ -74,7 +74,7 @@ def mask_format(label: str, masks: MaskFormat | None, options: Mapping[str, Any]
 
     Raises ImplementationError, with the label, for both at once.
     """
-    return _grouped(label, "masks", masks or MaskFormat, FIELDS_OF_MASKS, options)
+    return _grouped(label, "masks", masks, MaskFormat, FIELDS_OF_MASKS, options)
 
 
 def input_format(label: str, inputs: InputFormat | None, options: Mapping[str, Any]) -> InputFormat:
@@ -82,7 +82,7 @@ def input_format(label: str, inputs: InputFormat | None, options: Mapping[str, A
 
     Raises ImplementationError, with the label, for both at once.
     """
-    return _grouped(label, "inputs", inputs or InputFormat, FIELDS_OF_INPUTS, options)
+    return _grouped(label, "inputs", inputs, InputFormat, FIELDS_OF_INPUTS, options)
 
 
 def require_known(function: str, options: Mapping[str, Any], *known: Mapping[str, str]) -> None:
@@ -120,14 +120,15 @@ def require_weights(label: str, weights: object, *, has_call: bool) -> None:
 def _grouped(
     label: str,
     name: str,
-    group: Group | type[Group],
+    group: Group | None,
+    cls: type[Group],
     fields: Mapping[str, str],
     options: Mapping[str, Any],
 ) -> Group:
-    """Return a group as it is given, or made of the options that set its fields."""
+    """Return a group as it is given, or one that is made of the options that set its fields."""
     single = [option for option in options if option in fields]
-    if isinstance(group, type):
-        return group(**{fields[option]: options[option] for option in single})
+    if group is None:
+        return cls(**{fields[option]: options[option] for option in single})
     if single:
         raise ImplementationError(
             f"{label}: {name}=... and {', '.join(single)} are given; say all in {name}, or leave"

@@ -98,18 +98,16 @@ class Names(NamedTuple):
 class Watched:
     """Everything that is watched; it grows as modules are loaded.
 
-    What is in the dictionaries by its identity is held there too, so that no other object gets its
-    number: classes may define how they are compared, and equal functions are not the same.
-
-    functions: each with its label.
+    functions: the label of each.
     parts: what each function has of `FUNCTION_PARTS`.
-    seen: the modules, classes and dictionaries.
+    seen: the modules, classes and dictionaries, by their identity: classes may define how they are
+        compared. They are held here, so that no other object gets the same number.
     modules: how many were loaded at the last look.
     """
 
     def __init__(self) -> None:
         self.names: list[Names] = []
-        self.functions: dict[int, tuple[str, FunctionType]] = {}
+        self.functions: dict[FunctionType, str] = {}
         self.parts: list[list[Any]] = [[] for _ in FUNCTION_PARTS]
         self.seen: dict[int, object] = {}
         self.modules = 0
@@ -164,9 +162,9 @@ class Watched:
             self._add_class(label, value, module)
 
     def _add_function(self, label: str, function: object) -> None:
-        if id(function) in self.functions or not isinstance(function, FunctionType):
+        if not isinstance(function, FunctionType) or function in self.functions:
             return
-        self.functions[id(function)] = label, function
+        self.functions[function] = label
         for name, parts in zip(FUNCTION_PARTS, self.parts, strict=True):
             parts.append(getattr(function, name))
 
@@ -182,7 +180,7 @@ class Watched:
     def codes(self) -> dict[int, str]:
         """Return the module of each code object of this package, also of inner ones, by its id."""
         found: dict[int, str] = {}
-        for (label, function), code in zip(self.functions.values(), self.parts[0], strict=True):
+        for (function, label), code in zip(self.functions.items(), self.parts[0], strict=True):
             if label.partition(".")[0] != OWN:
                 continue
             pending = [code]
@@ -198,7 +196,7 @@ class Watched:
         for each in self.names:
             found |= dict(each.changes())
         for name, parts in zip(FUNCTION_PARTS, self.parts, strict=True):
-            for (label, function), value in zip(self.functions.values(), parts, strict=True):
+            for (function, label), value in zip(self.functions.items(), parts, strict=True):
                 if getattr(function, name) is not value:
                     undo = partial(setattr, function, name, value)
                     found[f"{label}.{name}"] = Change(getattr(function, name), undo)
@@ -255,7 +253,7 @@ class _Flat:
         self.count = len(watched.names), len(watched.functions)
         self.whole = [each.held for each in watched.names if each.is_whole]
         self._read_names([each for each in watched.names if not each.is_whole])
-        functions = [function for _, function in watched.functions.values()]
+        functions = [*watched.functions]
         self.functions = []
         self.parts = []
         for parts in watched.parts:

@@ -1,4 +1,4 @@
-"""transformers' `GPT2Attention`, eager and sdpa: one Conv1D for q, k and v, its weight (in, out)."""
+"""transformers' `GPT2Attention`, eager and sdpa: one Conv1D for q, k and v, of weight (in, out)."""
 
 from functools import partial
 
