@@ -32,7 +32,9 @@ def products_mix_rows(dtype: torch.dtype) -> bool:
 
 def may_mix_rows(problem: Problem, claims: Claims, mode: str) -> bool:
     """Return whether the defect may show in a call, since a row of some numbers may be NaN."""
-    query, dtype = problem.query, torch.bfloat16 if mode == "autocast" else problem.query.dtype
+    query, dtype = problem.query, problem.query.dtype
+    if mode == "autocast":
+        dtype = torch.bfloat16
     if query.device.type != "cpu" or not traits_of(dtype).half or not products_mix_rows(dtype):
         return False
     inputs = problem.distinct().values()

@@ -253,7 +253,9 @@ def _until_they_differ(x: float, y: float) -> tuple[str, str]:
     ('54321', '2')
     """
     largest = max((abs(number) for number in (x, y) if math.isfinite(number)), default=0.0)
-    least = max(3, len(str(int(largest)))) if largest < 1e6 else 3
+    least = 3
+    if largest < 1e6:
+        least = max(3, len(str(int(largest))))
     for digits in range(least, 18):
         one, other = f"{x:.{digits}g}", f"{y:.{digits}g}"
         if one != other:

@@ -51,9 +51,12 @@ class GlobalState:
         """Return a description of each change since this state was read."""
         now, changed = GlobalState.read(), list[str]()
         for name, value in self.values.items():
-            if now.values[name] != value:
-                shown = f"{name} from {value} to {now.values[name]}"
-                changed.append(shown if SETTINGS[name].shown else name)
+            if now.values[name] == value:
+                continue
+            if SETTINGS[name].shown:
+                changed.append(f"{name} from {value} to {now.values[name]}")
+            else:
+                changed.append(name)
         if self.numpy_state not in (None, now.numpy_state):
             changed.append("NumPy's random state")
         if self._own_filters(now.filters) != self._own_filters(self.filters):

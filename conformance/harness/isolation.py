@@ -188,13 +188,15 @@ def require_plain(
         )
         assertion = f"assert type({code}) is torch.Tensor, type({code})"
         raise Violation(message, (assertion,), family="SHP")
-    dtype = tensor.dtype if tensor.dtype in dtypes else dtypes[0]
+    dtype = dtypes[0]
+    if tensor.dtype in dtypes:
+        dtype = tensor.dtype
     expected = {"shape": tuple(shape), "dtype": dtype, "device": device, "layout": torch.strided}
+    found = {name: getattr(tensor, name) for name in expected}
+    found["shape"] = tuple(found["shape"])  # `torch.Size` would be shown by its name
     for name, value in expected.items():
-        actual = getattr(tensor, name)
-        if actual != value:
-            shown = tuple(actual) if name == "shape" else actual
-            message = f"{code}.{name} is {shown}, but should be {value}"
+        if found[name] != value:
+            message = f"{code}.{name} is {found[name]}, but should be {value}"
             assertion = f"assert {code}.{name} == {value!r}, {code}.{name}"
             raise Violation(message, (assertion,), family="SHP")
 

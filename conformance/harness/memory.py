@@ -51,9 +51,10 @@ def memory_limit(device: str) -> float:
     if getattr(os, "sysconf_names", {}).keys() >= {"SC_PAGE_SIZE", "SC_PHYS_PAGES"}:
         least = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for file in map(Path, LIMITS):
-        limit = file.read_text().strip() if file.is_file() else ""
-        if limit.isdigit():
-            least = min(least, float(limit))
+        if file.is_file():
+            limit = file.read_text().strip()
+            if limit.isdigit():
+                least = min(least, float(limit))
     return least
 
 

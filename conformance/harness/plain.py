@@ -45,9 +45,15 @@ def copied(tensor: Tensor) -> Tensor:
 def viewed(tensor: Tensor) -> Tensor:
     """Return another object for a tensor, with its memory and its history."""
     if type(tensor) is Tensor:
-        return _view_as(tensor, tensor) if _requires_grad(tensor) else _detach(tensor)
+        return _view(tensor)
     with _as_plain():
-        return _view_as(tensor, tensor) if _requires_grad(tensor) else _detach(tensor)
+        return _view(tensor)
+
+
+def _view(tensor: Tensor) -> Tensor:
+    if _requires_grad(tensor):
+        return _view_as(tensor, tensor)
+    return _detach(tensor)
 
 
 class Given:

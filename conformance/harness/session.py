@@ -352,7 +352,10 @@ class Session:
             if step.seed is not None:
                 torch.manual_seed(step.seed)
             if step.switches:
-                _ = instance.attention.train() if training else instance.attention.eval()
+                if training:
+                    instance.attention.train()
+                else:
+                    instance.attention.eval()
                 self._modes[instance.number] = training
             result = problem.change(need_weights=step.need_weights).call(instance.attention)
             return Returned.of(result)

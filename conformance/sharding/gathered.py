@@ -124,7 +124,7 @@ class Gathered(nn.Module):
         """Return the gathered output; see `mha.spec.Attention`."""
         self._build()
         options = Options(**given)
-        weights = [getattr(self, name) for name in self.names]
+        weights = map(self.get_parameter, self.names)
         tensors = query, key, value, options.mask, *weights
         output: Tensor = _OnRanks.apply(self, options.change(mask=None), _grad_mode(), *tensors)  # type: ignore[no-untyped-call]  # of torch
         return Output(output)
@@ -210,7 +210,9 @@ class _OnRanks(torch.autograd.Function):
         names = (*INPUTS, "mask", *attention.names)
         # The first three arguments are no tensors.
         needed = dict(zip(names, ctx.needs_input_grad[3:], strict=True))
-        wanted = tuple(name for name in (*INPUTS, "mask") if needed[name] and grad_mode == "grad")
+        wanted: tuple[str, ...] = ()
+        if grad_mode == "grad":
+            wanted = tuple(name for name in (*INPUTS, "mask") if needed[name])
         given = attention.shared_out(inputs, mask)
         training, seed = attention.training, 0
         if training and attention.config.drops:

@@ -110,8 +110,8 @@ class Group:
             self.end()
         self.user, self.device, self.entered = None, device, self.entered + 1
         timeout, world_size = TIMEOUT, max(members) + 1
-        if len(self.processes) < world_size:
-            self.processes += [Process() for _ in range(world_size - len(self.processes))]
+        while len(self.processes) < world_size:
+            self.processes.append(Process())
             timeout = STARTING
         if self.store is None:
             self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
