@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import SIZES, TILE_EDGES
+from mha.conformance.cases.domain import SIZES, TILE_EDGES, volume_of
 from mha.conformance.cases.space import CaseSpace
 
 Levels = tuple[tuple[str, tuple[Any, ...]], ...]
@@ -34,7 +34,7 @@ def boundary_cases(space: CaseSpace, most: int = NO_LIMIT) -> list[Case]:
     levels = tuple(space.domain.levels(space.longest).items())
     # Of twice as many, `varied` then chooses; see there.
     made = pairwise_rows(levels, space.domain.volume, max(LEAST, 2 * most))
-    rows = [dict(row) for row in made]
+    rows: list[dict[str, Any]] = list(map(dict, made))
     for name in ("L", "S"):
         _spread_tile_edges(space, rows, name)
     cases = [space.case({**row, "seed": seed}) for seed, row in enumerate(rows)]
@@ -90,8 +90,8 @@ class _Novelty:
     """
 
     def __init__(self, features: Iterable[Iterable[Hashable]]) -> None:
-        self.features = [list(row) for row in features]
-        self.count = [len(row) for row in self.features]
+        self.features = list(map(list, features))
+        self.count = list(map(len, self.features))
         self.rows_with = defaultdict[Hashable, list[int]](list)
         for index, row in enumerate(self.features):
             for feature in row:
@@ -112,7 +112,7 @@ def _spread_tile_edges(space: CaseSpace, rows: list[dict[str, Any]], name: str) 
     name: of the length, "L" or "S".
     """
     turns = deque(sorted(space.domain.tile_edges(space.longest), reverse=True))
-    by_room = sorted(rows, key=lambda row: prod(row[size] for size in SIZES if size != name))
+    by_room = sorted(rows, key=lambda row: volume_of(row, without=name))
     for row in by_room:
         if row[name] not in turns:
             continue
@@ -135,7 +135,7 @@ def _spread_tile_edges(space: CaseSpace, rows: list[dict[str, Any]], name: str) 
 def _takes(space: CaseSpace, row: dict[str, Any], name: str, edge: int) -> bool:
     """Return whether the case of a row can have a length, and all of it is seen."""
     row = row | {name: edge, "seed": 0}
-    if prod(row[size] for size in SIZES) > space.domain.volume:
+    if volume_of(row) > space.domain.volume:
         return False
     case = space.case(row)
     if name == "S" and case.causal and case.alignment == "top_left" and edge > case.L:
@@ -196,7 +196,8 @@ class _Pairs:
         others = [n for n in range(len(self.nodes)) if self.missing[one] >> n & 1]
         other = max(others, key=self._left)
         self._strike_out((one, other))
-        return {self.nodes[n][0]: n for n in (one, other)}
+        (field, _), (other_field, _) = self.nodes[one], self.nodes[other]
+        return {field: one, other_field: other}
 
     def fits(self, chosen: Mapping[int, int]) -> bool:
         """Return whether these nodes, and the smallest sizes beside them, are within the volume."""

@@ -218,7 +218,7 @@ class Case:
         sharing: which of them are one tensor, a name in `SHARING`; by default as in the case.
         """
         layouts = MIXED if self.layout == "mixed" else (self.layout,) * 3
-        laid_out = [lay_out(layout, x) for layout, x in zip(layouts, inputs, strict=True)]
+        laid_out = list(map(lay_out, layouts, inputs))
         return tuple(laid_out[index] for index in SHARING[sharing or self.inputs])
 
 

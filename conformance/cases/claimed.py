@@ -154,11 +154,13 @@ def claimed_masks(kinds: tuple[str, ...], claims: Claims) -> tuple[str, ...]:
     >>> claimed_masks(("none", "queries", "heads"), Claims(per_head_mask=False))
     ('none', 'queries')
     """
-    kept = {kind for kind in kinds if kind == "none" or takes_mask(claims, kind)}
+    kept = [kind for kind in kinds if kind == "none" or takes_mask(claims, kind)]
     for group in GROUPS:
-        if kept.isdisjoint(group):
-            kept.add(_nearest([kind for kind in kinds if kind in group], claims))
-    return tuple(kind for kind in kinds if kind in kept)
+        if set(group).isdisjoint(kept):
+            nearest = _nearest([kind for kind in kinds if kind in group], claims)
+            if nearest:
+                kept.append(nearest)
+    return tuple(sorted(kept, key=kinds.index))
 
 
 def _nearest(kinds: list[str], claims: Claims) -> str:

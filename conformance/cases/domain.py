@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, Literal
 
 from mha.conformance.cases.claimed import CLAIMED_INPUTS as CLAIMED_INPUTS
@@ -273,7 +274,7 @@ class Domain:
         """
         if self.scale != "small":
             return ()
-        return tuple(size for size in TILE_EDGES if size <= min(longest, self.max_length))
+        return _up_to(min(longest, self.max_length), TILE_EDGES)
 
     def size_range(self, size: str, longest: int) -> tuple[int, int]:
         """Return the smallest and the largest value of a size, in the scale "small"."""
@@ -334,6 +335,11 @@ class Domain:
         sizes["L"] = _in_range(self.min_L, self.max_length, lengths_)
         sizes["S"] = _in_range(self.min_S, self.max_length, lengths_)
         return sizes
+
+
+def volume_of(row: Mapping[str, Any], without: str = "") -> int:
+    """Return the product of the sizes of a row of levels, perhaps without one of them."""
+    return prod(row[size] for size in SIZES if size != without)
 
 
 def _long_rows(longest: int) -> tuple[int, ...]:

@@ -137,7 +137,9 @@ def _validate_sizes(case: Case) -> None:
     width = max(case.n_heads * case.head_dim, case.d_model or 0)
     key_width, value_width = case.kdim or width, case.vdim or width
     shapes = {"query": (case.L, width), "key": (case.S, key_width), "value": (case.S, value_width)}
-    numbers = {name: _product(case.B, *shape) for name, shape in shapes.items()}
+    numbers = dict[str, int]()
+    for name, shape in shapes.items():
+        numbers[name] = _product(case.B, *shape)
     numbers["contexts"] = _product(case.B, case.L, case.n_heads, case.d_value or case.head_dim)
     numbers["weights"] = _product(case.B, case.n_heads, case.L, case.S)
     numbers["W_q"] = _product(width, max(width, key_width, value_width))
