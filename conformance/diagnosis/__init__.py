@@ -1,3 +1,1 @@
-"""What is wrong, in words: the defect that explains a failure, the conditions that it needs, and
-the step that it is in.
-"""
+"""What is wrong, in words: the defect that explains a failure, and the conditions it needs."""

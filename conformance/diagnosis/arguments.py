@@ -88,8 +88,12 @@ def _brief(x: Any, dtype: torch.dtype) -> str:
     Numbers and words are said as they are, and of anything else the type.
     """
     if isinstance(x, Tensor):
-        shape = str(tuple(x.shape))
-        return shape if x.dtype == dtype else f"{shape} {x.dtype}".replace(" torch.", " ")
+        text = str(tuple(x.shape))
+        if x.dtype != dtype:
+            text += f" {x.dtype}".replace(" torch.", " ")
+        return text
     plain = bool | int | float | str
     are_plain = type(x) is tuple and all(isinstance(each, plain) for each in x)
-    return f"{x!r:.80}" if are_plain or isinstance(x, plain) else type(x).__name__
+    if are_plain or isinstance(x, plain):
+        return f"{x!r:.80}"
+    return type(x).__name__

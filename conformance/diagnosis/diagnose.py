@@ -141,10 +141,10 @@ def _message(prop: Property, implementation: Implementation, case: Case) -> str:
     try:
         with preserved():
             prop.function(Session(implementation, case), case)
-    except Violation as violation:
-        return "" if isinstance(violation, CallRaised) else violation.message
-    except Discard:
+    except (CallRaised, Discard):
         return ""
+    except Violation as violation:
+        return violation.message
     return ""
 
 
@@ -233,7 +233,9 @@ def _text(causes: Sequence[Cause], session: Session) -> str:
     families = {cause.defect.family for cause in causes}
     if len(families) == 1 and "" not in families:
         return families.pop()
-    return texts[0] if _are_one(causes, session) else ""
+    if _are_one(causes, session):
+        return texts[0]
+    return ""
 
 
 def _are_one(causes: Sequence[Cause], session: Session) -> bool:

@@ -125,8 +125,9 @@ def related_cases(prop: Property, case: Case) -> Iterator[Case]:
         values = case.values if number < AGAIN - 2 else "normal"
         yield replace(case, seed=case.seed + number, values=values)
     for number, sizes in enumerate(_related_sizes(case), AGAIN):
-        row = {**sizes, "S": sizes["L"]} if square else sizes
-        yield replace(case, **row, seed=case.seed + number, values="normal")
+        if square:
+            sizes["S"] = sizes["L"]
+        yield replace(case, **sizes, seed=case.seed + number, values="normal")
 
 
 def sizes_of(case: Case) -> dict[str, int]:

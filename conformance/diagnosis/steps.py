@@ -118,7 +118,9 @@ def _recording(
 
     def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0].detach()
-        seen.setdefault(key, x.transpose(1, 2) if isinstance(layer, nn.Conv1d) else x)
+        if isinstance(layer, nn.Conv1d):
+            x = x.transpose(1, 2)
+        seen.setdefault(key, x)
 
     return hook
 

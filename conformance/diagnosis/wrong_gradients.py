@@ -109,8 +109,9 @@ def _factor(actual: Tensor, expected: Ball) -> float:
     if bool(((actual - right).abs() <= radius).logical_or(radius.isinf()).all()):
         return 1.0
     factor = float((actual * right).sum() / right.square().sum())
-    is_multiple = float((actual - factor * right).norm()) <= alike * float(right.norm())
-    return factor if is_multiple else math.nan
+    if float((actual - factor * right).norm()) <= alike * float(right.norm()):
+        return factor
+    return math.nan
 
 
 def _text(wrong: Sequence[str], factor: float, every: Collection[str]) -> str:
@@ -119,7 +120,10 @@ def _text(wrong: Sequence[str], factor: float, every: Collection[str]) -> str:
         if is_zero:
             return "no gradient reaches any input or weight"
         return f"all gradients are {factor:.4g} times what they should be"
-    *most, last = [f"the {name}" if name in (*INPUTS, "mask") else name for name in wrong]
+    words = []
+    for name in wrong:
+        words.append(f"the {name}" if name in (*INPUTS, "mask") else name)
+    *most, last = words
     names = f"{', '.join(most)} and {last}" if most else last
     if is_zero:
         return f"no gradient reaches {names}"
