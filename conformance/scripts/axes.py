@@ -13,7 +13,8 @@ from mha.implementations.adapters.mask_forms import axes_of
 def rearranged(code: str, left: str, right: str, sizes: Mapping[str, int]) -> str:
     """Return the code that rearranges a tensor from one side of an einops pattern to the other one.
 
-    code: of the tensor. sizes: of axes; in each group, all but one must be known.
+    code: of the tensor.
+    sizes: of axes; in each group, all but one must be known.
 
     >>> rearranged("x", "b l (h d)", "b h l d", {"d": 4})
     'x.unflatten(2, (-1, 4)).transpose(1, 2)'
@@ -29,7 +30,7 @@ def rearranged(code: str, left: str, right: str, sizes: Mapping[str, int]) -> st
 
 def _split(code: str, side: str, sizes: Mapping[str, int]) -> str:
     """Return the code that splits grouped axes; the last come first, so that others stay."""
-    groups = [axes_of(group) for group in groups_of(side)]
+    groups = list(map(axes_of, groups_of(side)))
     for place, axes in reversed([*enumerate(groups)]):
         if len(axes) == 1:
             continue
@@ -52,12 +53,15 @@ def _ordered(code: str, before: Sequence[str], after: Sequence[str]) -> str:
 
 def _joined(code: str, side: str) -> str:
     """Return the code that joins axes into groups, the first ones first."""
-    groups = [len(axes_of(group)) for group in groups_of(side)]
+    groups = [len(axes) for axes in map(axes_of, groups_of(side))]
     for place, count in enumerate(groups):
+        if count == 1:
+            continue
         last = place + count - 1
-        is_last = last == sum(groups[place:]) + place - 1
-        if count > 1:
-            code += f".flatten({place})" if is_last else f".flatten({place}, {last})"
+        if last == sum(groups[place:]) + place - 1:  # that of the tensor
+            code += f".flatten({place})"
+        else:
+            code += f".flatten({place}, {last})"
     return code
 
 

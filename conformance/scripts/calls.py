@@ -34,7 +34,8 @@ WEIGHT_GRADIENT = re.compile(r"attention_(\d+)\.weight_gradients\(\)\['(\w+)'\]"
 class Recorder:
     """Stands for what a call reaches: writes its arguments, calls it, and keeps what it returns.
 
-    write: returns the code of the call. ended: whether it returned.
+    write: returns the code of the call.
+    ended: whether it returned.
     """
 
     def __init__(self, target: Callable[..., Any], write: Callable[..., str]) -> None:
@@ -52,7 +53,9 @@ class Recorder:
 class Writer(ABC):
     """Writes the steps of a session as an author of the code under test would.
 
-    The steps are taken again, to see what reaches that code. assertion: the lines that fail.
+    The steps are taken again, to see what reaches that code.
+
+    assertion: the lines that fail.
     careful: whether a gradient that is not there is written as zeros, which few scripts need.
     """
 
@@ -61,6 +64,7 @@ class Writer(ABC):
     ) -> None:
         self.session, self.assertion, self.careful = session, assertion, careful
         self.imports = Imports(target)
+        # Names in the script, of tensors by their ids, and of masks by their code.
         self.names: dict[int, str] = {}
         self.masks: dict[str, str] = {}
         # Of each attention, the step that built it.
@@ -274,8 +278,8 @@ def taken(code: str, returned: Any, wanted: Mapping[str, Any]) -> list[str]:
         return [f"{names[0]} = {code}"]
     places = [_place(returned, x) for x in wanted.values()]
     if type(returned) in (tuple, list) and len(returned) == 2 and places[0] == "[0]":
-        second = names[1] if len(names) > 1 else "_"
-        return [f"{names[0]}, {second} = {code}"]
+        first, second = [*names, "_"][:2]
+        return [f"{first}, {second} = {code}"]
     if len(names) == 1:
         return [f"{names[0]} = {code}{places[0]}"]
     parts = [f"{name} = returned{place}" for name, place in zip(names, places, strict=True)]

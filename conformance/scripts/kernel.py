@@ -13,7 +13,7 @@ from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep
 from mha.conformance.scripts.axes import rearranged
 from mha.conformance.scripts.calls import Recorder, Writer, copies_of, taken
-from mha.conformance.scripts.literals import literal, name_tensor
+from mha.conformance.scripts.literals import literal, name_tensor, switched
 from mha.conformance.scripts.terms import InexpressibleError, made_code
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.kernel import KernelAttention, KernelImplementation, function_of
@@ -52,7 +52,9 @@ class KernelWriter(Writer):
             raise InexpressibleError(
                 "its adapter, and not the kernel, refuses the configuration"
             ) from None
-        lines = [] if self.kernel else self._made()
+        lines: list[str] = []
+        if not self.kernel:
+            lines += self._made()
         if self.heads_alone or not step.config.projected:
             return lines
         codes = []
@@ -121,7 +123,7 @@ class KernelWriter(Writer):
         """Return the line that switches a kernel that is a module to its mode."""
         if not isinstance(self.adapter.kernel, nn.Module):
             return []
-        return ["kernel.train()" if MODES[step.mode].training else "kernel.eval()"]
+        return [switched("kernel", step.mode)]
 
     def _heads(
         self,
@@ -144,12 +146,15 @@ class KernelWriter(Writer):
         return f"{role}_{step.number} = {code}"
 
     def _project(self, step: CallStep, code: str, role: str) -> str:
+        """Return the code of an input after its projection, if there is one."""
         weights = self.builds[step.build].weights
         if not self.builds[step.build].config.projected:
             return code
-        given = (getattr(weights, f"{kind}_{role}") for kind in "wb")
-        lines = [name_tensor(x, role, self.names, []) for x in given if x is not None]
-        return f"{LINEAR}({', '.join([code, *lines])})"
+        arguments = [code]
+        for weight in (getattr(weights, f"w_{role}"), getattr(weights, f"b_{role}")):
+            if weight is not None:
+                arguments.append(name_tensor(weight, role, self.names, []))
+        return f"{LINEAR}({', '.join(arguments)})"
 
     def _called(
         self,
@@ -268,5 +273,7 @@ def _as_transposed(code: str) -> str:
 
 def _with_hook(context: str, contiguous: bool) -> list[str]:
     """Return the lines that lay out the gradient of the context as the adapter does."""
-    changed = "x.contiguous()" if contiguous else _as_transposed("x")
+    changed = _as_transposed("x")
+    if contiguous:
+        changed = "x.contiguous()"
     return [f"if {context}.requires_grad:", f"    {context}.register_hook(lambda x: {changed})"]

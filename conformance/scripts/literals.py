@@ -46,14 +46,16 @@ def _dense(value: Tensor) -> str:
     if value.numel() == 0:
         code = f"torch.empty({shape}, dtype={dtype})"
     elif value.numel() <= READABLE:
-        numbers = repr(value.tolist())
-        code = f"tensor({numbers})" if _is_implied(dtype) else f"tensor({numbers}, dtype={dtype})"
+        of_dtype = "" if _is_implied(dtype) else f", dtype={dtype}"
+        code = f"tensor({value.tolist()!r}{of_dtype})"
     else:
         raw = value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
         packed = base64.b64encode(zlib.compress(raw, COMPRESSION)).decode()
         unpacked = f'bytearray(zlib.decompress(base64.b64decode("{packed}")))'
         code = f"torch.frombuffer({unpacked}, dtype={dtype}).reshape({shape})"
-    return code if value.device.type == "cpu" else f"{code}.to({str(value.device)!r})"
+    if value.device.type != "cpu":
+        code += f".to({str(value.device)!r})"
+    return code
 
 
 def _is_implied(dtype: torch.dtype) -> bool:
@@ -88,10 +90,17 @@ def indented(lines: Iterable[str]) -> list[str]:
     return [f"    {line}" for line in lines]
 
 
+def switched(name: str, mode: str) -> str:
+    """Return the line that switches a module to training or evaluation."""
+    return f"{name}.train()" if MODES[mode].training else f"{name}.eval()"
+
+
 def in_mode(mode: str, device: str, lines: Sequence[str]) -> list[str]:
     """Return the lines of a call in the block of its mode, if that needs one."""
     context = MODES[mode].code.format(device=device)
-    return [f"with {context}:", *indented(lines)] if context else [*lines]
+    if not context:
+        return [*lines]
+    return [f"with {context}:", *indented(lines)]
 
 
 def refused(lines: Sequence[str], number: int, *, builds: bool) -> list[str]:
@@ -108,7 +117,9 @@ def refused(lines: Sequence[str], number: int, *, builds: bool) -> list[str]:
         "with ",
     )
     first = next(place for place, line in enumerate(lines) if line.startswith(begins))
-    tried = lines[first : first + 1] if builds else lines[first:]
+    tried = lines[first:]
+    if builds:
+        tried = tried[:1]
     return [*lines[:first], "try:", *indented(tried), *EXCEPT]
 
 
@@ -122,9 +133,11 @@ def assertion_lines(
     """
     if violation.must_raise and in_try:
         return ["else:", *indented(lines)]
+    if not lines:
+        return []
     text = "".join(x if x.isprintable() else " " for x in violation.message)
     said = textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ")
-    return ["", *said, *lines] if lines else []
+    return ["", *said, *lines]
 
 
 def name_tensor(value: Tensor, name: str, names: dict[int, str], lines: list[str]) -> str:

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep
 from mha.conformance.scripts.calls import Recorder, Writer, copies_of, taken
-from mha.conformance.scripts.literals import by_name, literal, name_tensor
+from mha.conformance.scripts.literals import by_name, literal, name_tensor, switched
 from mha.conformance.scripts.terms import (
     InexpressibleError,
     config_lines,
@@ -140,7 +140,9 @@ class ModuleWriter(Writer):
             raise InexpressibleError(
                 "its constructor is given widths and an option that inference has found"
             )
-        return constructor.cls if isinstance(constructor, Widened) else constructor
+        if isinstance(constructor, Widened):
+            return constructor.cls
+        return constructor
 
     def _constructed(self, given: Mapping[str, Any], seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -173,7 +175,9 @@ class ModuleWriter(Writer):
             places["dtype"] = f"torch.{case.dtype}"
         if case.device != "cpu":
             places["device"] = repr(case.device)
-        return f".to({by_name(places)})" if places else ""
+        if not places:
+            return ""
+        return f".to({by_name(places)})"
 
     def _loaded(
         self, step: BuildStep, adapted: ModuleAttention, module: nn.Module, other: nn.Module
@@ -189,8 +193,8 @@ class ModuleWriter(Writer):
         for key, value in state.items():
             if not (_same(state, fresh, key) and _same(state, again, key)):
                 values.append(f"    {key!r}: {codes.get(key) or _state_code(value)},")
-        part = "" if len(values) == len(state) else ", strict=False"
         if values:
+            part = "" if len(values) == len(state) else ", strict=False"
             lines += [f"{name}.load_state_dict({{", *values, f"}}{part})"]
         module.load_state_dict(state)
         for place in self._places(adapted):
@@ -245,7 +249,7 @@ class ModuleWriter(Writer):
         module.train(mode.training)
         output = self._output(recorder, adapted, step, given)
         if step.switches:
-            lines.append(f"{name}.train()" if mode.training else f"{name}.eval()")
+            lines.append(switched(name, step.mode))
         if not recorder.code:
             raise InexpressibleError(REFUSES.format("call"))
         if not recorder.ended:
@@ -310,11 +314,13 @@ class ModuleWriter(Writer):
         if not isinstance(output, Tensor):
             return ""
         flattened = adapted.layout.count(" ") == 3 and output.ndim != 4
-        return (FLATTENED_CODE if flattened else FROM_CODE).get(adapted.layout, "")
+        if flattened:
+            return FLATTENED_CODE.get(adapted.layout, "")
+        return FROM_CODE.get(adapted.layout, "")
 
     def _projected(self, step: CallStep) -> str:
         weights = self.builds[step.build].weights
-        given = (x for x in (weights.w_o, weights.b_o) if x is not None)
+        given = filter(lambda x: x is not None, (weights.w_o, weights.b_o))
         return ", ".join(self.names[id(x)] for x in given)
 
     def weight_gradient(self, number: int, name: str) -> str:

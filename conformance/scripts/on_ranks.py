@@ -86,17 +86,19 @@ class RankScript:
             lines += [f"for x in [{', '.join(leaves)}]:", f"    {LEAF}"]
         inputs = self._inputs(call, given, lines)
         if problem.mask is not None:
-            rows = "[..., queries, :]" if self._has_rows(problem) else ""
-            inputs.append(f"mask={given['mask']}{rows}")
+            mask = f"mask={given['mask']}"
+            if self._has_rows(problem):
+                mask += "[..., queries, :]"
+            inputs.append(mask)
         if problem.is_causal:
             inputs.append("is_causal=True")
-        is_cut = self._is_cut("output")
-        output = "part" if is_cut else f"output_{number}"
+        output, gradient = f"output_{number}", upstream
+        if self._is_cut("output"):
+            output, gradient = "part", f"{upstream}[:, queries]"
         called = f"{output}, *_ = attention_{call.build}({', '.join(inputs)})"
         lines += in_mode(call.mode, self.device, [called])
         if upstream:
-            part = f"{upstream}[:, queries]" if is_cut else upstream
-            lines.append(f"{output}.backward({part})")
+            lines.append(f"{output}.backward({gradient})")
             lines += self._summed(call, given)
         return lines + self._whole(call, given)
 

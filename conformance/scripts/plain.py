@@ -96,7 +96,9 @@ def _shows_output_alone(session: Session, violation: Violation) -> bool:
 
 def _body(writer: Writer, session: Session, violation: Violation) -> list[str]:
     """Return the lines of a script after its imports."""
-    drawn = [] if getattr(writer, "heads_alone", False) else redrawn(session, writer.names)
+    drawn: list[str] = []
+    if not getattr(writer, "heads_alone", False):
+        drawn = redrawn(session, writer.names)
     lines: list[str] = []
     for step in session.steps:
         of_step = writer.lines(step)
@@ -110,9 +112,7 @@ def _body(writer: Writer, session: Session, violation: Violation) -> list[str]:
 def _fails_alike(
     session: Session, violation: Violation, imports: Imports, lines: Sequence[str]
 ) -> bool:
-    """Return whether the lines fail as the judge saw the session fail: by the assertion, or by the
-    same error.
-    """
+    """Return whether the lines fail as the session did: by the assertion, or the same error."""
     expected = type(violation.error) if isinstance(violation, CallRaised) else AssertionError
     names: dict[str, Any] = {
         "torch": torch,

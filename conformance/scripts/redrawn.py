@@ -64,10 +64,18 @@ def redrawn(session: Session, names: dict[int, str]) -> list[str]:
 
 def _weights(weights: Weights, build: BuildStep, dtype: str) -> list[str]:
     """Return the lines that draw the weights as `Weights.random` does, absent biases included."""
-    matrices = {name: tuple(x.shape) for name, x in weights.named() if x.ndim == 2}
-    held = {name: len(x) for name, x in weights.named() if x.ndim == 1}
-    biases = {f"b_{name[2:]}": shape[0] for name, shape in matrices.items()}
-    vectors = biases | {name: matrices["w_k"][0] for name in ("extra_k", "extra_v") if name in held}
+    matrices: dict[str, tuple[int, ...]] = {}
+    vectors: dict[str, int] = {}
+    held: list[str] = []
+    for name, x in weights.named():
+        if x.ndim == 1:
+            held.append(name)
+        else:
+            matrices[name] = tuple(x.shape)
+            vectors[f"b_{name[2:]}"] = len(x)
+    for name in ("extra_k", "extra_v"):
+        if name in held:
+            vectors[name] = matrices["w_k"][0]
     normal = "generator=of_weights, dtype=torch.float64"
 
     def names(drawn: Iterable[str], kept: Collection[str]) -> str:

@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.errors import CallRaised, Violation
 from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep, Step
 from mha.conformance.harness.session import Session
@@ -20,6 +19,7 @@ from mha.conformance.scripts.literals import (
     in_mode,
     name_tensor,
     refused,
+    switched,
 )
 from mha.conformance.scripts.on_ranks import RankScript, rank_script
 from mha.conformance.scripts.plain import plain_script
@@ -63,6 +63,7 @@ def _with_this_package(
             lines = refused(lines, step.number, builds=isinstance(step, BuildStep))
         body += lines
     body += assertion_lines(violation, violation.assertion, in_try=not ranks)
+    program = ranks.function(body) if ranks else body
     return [
         f"# This script needs mha-conformance: {reason}.",
         *_imports(body, ranks=ranks),
@@ -71,7 +72,7 @@ def _with_this_package(
         "from mha.spec import Config, Weights",
         "",
         THREADS,
-        *(ranks.function(body) if ranks else body),
+        *program,
     ]
 
 
@@ -157,10 +158,10 @@ def _call(
     if call.seed is not None:
         lines.append(f"torch.manual_seed({call.seed})")
     if call.switches:
-        mode = "train" if MODES[call.mode].training else "eval"
-        lines.append(f"attention_{call.build}.{mode}()")
-    write = ranks.call if ranks else _plain_call
-    return lines + write(call, given, upstream)
+        lines.append(switched(f"attention_{call.build}", call.mode))
+    if ranks:
+        return lines + ranks.call(call, given, upstream)
+    return lines + _plain_call(call, given, upstream)
 
 
 def _plain_call(call: CallStep, given: Mapping[str, str], upstream: str) -> list[str]:
@@ -195,7 +196,8 @@ def _import(implementation: Implementation, target: str) -> list[str]:
         return [f"implementation = ...  # put here the object that was judged as {name!r}"]
     _, target = split_name(target)
     place, _, name = target.rpartition(":")
-    target = f"{Path(place).resolve()}:{name}" if place.endswith(".py") else target
+    if place.endswith(".py"):
+        target = f"{Path(place).resolve()}:{name}"
     return [
         "from mha.implementations import resolve",
         "",
@@ -207,8 +209,9 @@ def _import_from(name: str, file: str, attribute: str) -> list[str]:
     """Return the lines that import an attribute of a module, which need not be in a package."""
     path = Path(file).resolve()
     if "." in name or str(path.parent) in sys.path:
-        renamed = "" if attribute == "implementation" else " as implementation"
-        return [f"from {name} import {attribute}{renamed}"]
+        if attribute == "implementation":
+            return [f"from {name} import implementation"]
+        return [f"from {name} import {attribute} as implementation"]
     return [
         "import runpy",
         "import sys",

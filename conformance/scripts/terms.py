@@ -78,8 +78,10 @@ class Imports:
         if root is not None:
             self.modules.add("sys")
             self.folders[str(root)] = None
-        renamed = "" if attribute == name else f" as {name}"
-        self.imported.append(f"from {module} import {attribute}{renamed}")
+        line = f"from {module} import {attribute}"
+        if attribute != name:
+            line += f" as {name}"
+        self.imported.append(line)
 
     def lines(self) -> list[str]:
         """Return the lines that import everything, after those of the modules of Python."""
@@ -99,8 +101,7 @@ class Imports:
         file, _, held_as = self.target.rpartition(":")
         if not file.endswith(".py"):
             return None
-        text = Path(file).read_text() if Path(file).is_file() else ""
-        if IMPORTS_THIS.search(text):
+        if Path(file).is_file() and IMPORTS_THIS.search(Path(file).read_text()):
             raise InexpressibleError(f"{Path(file).name} imports it")
         return "", held_as, str(Path(file).resolve())
 
@@ -208,9 +209,12 @@ def config_lines(value: Any, name: str, imports: Imports) -> tuple[str, list[str
     for key, parameter in inspect.signature(cls).parameters.items():
         if hasattr(value, key) and not is_default(getattr(value, key), parameter.default):
             given[key] = getattr(value, key)
-    held = vars(value) if hasattr(value, "__dict__") else {}
-    made = vars(cls(**given)) if held else {}
-    others = {key: x for key, x in held.items() if not is_default(x, made.get(key, MISSING))}
+    others: dict[str, Any] = {}
+    if held := getattr(value, "__dict__", {}):
+        made = vars(cls(**given))
+        for key, x in held.items():
+            if not is_default(x, made.get(key, MISSING)):
+                others[key] = x
     code = f"{imports.name_of(cls)}({named_code(given, imports)})"
     if not others:
         return code, []

@@ -191,7 +191,9 @@ class _Named:
 
     def __getattr__(self, name: str) -> Any:
         path = f"{self.before}.{name}".strip(".")
-        return self.tensors[path] if path in self.tensors else _Named(self.tensors, path)
+        if path in self.tensors:
+            return self.tensors[path]
+        return _Named(self.tensors, path)
 
     def __getitem__(self, number: int) -> Any:
         return getattr(self, str(number))
