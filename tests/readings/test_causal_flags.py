@@ -211,7 +211,7 @@ IDLE: dict[Callable[..., Any], str] = {
 }
 
 
-@pytest.mark.mostly_slow(9)
+@pytest.mark.mostly_slow(6)
 @pytest.mark.usefixtures("undiagnosed", "unshrunk")
 @pytest.mark.parametrize("written", IDLE, ids=lambda written: written.__name__)
 def test_flag_that_does_not_do_what_it_says_fails(written: Callable[..., Any]) -> None:

@@ -14,6 +14,9 @@ from support.plain import Plain
 from support.readings import evidence, findings, is_tested
 from support.right_classes import Heads, Separate, hidden
 
+# To look for causes and simpler cases takes longer than to judge; tests/diagnosis does the first.
+pytestmark = pytest.mark.usefixtures("undiagnosed", "unshrunk")
+
 
 class CausalFromTheEnd(Separate):
     """Always causal, aligned bottom-right; a query without a key gets NaN."""

@@ -17,6 +17,9 @@ from support.options import DropsWeights, Plain
 from support.readings import expect_read, findings
 from support.right_classes import Fused, OfItself, Separate
 
+# To look for causes and simpler cases takes longer than to judge; tests/diagnosis does the first.
+pytestmark = pytest.mark.usefixtures("undiagnosed", "unshrunk")
+
 
 class DropsOutput(Plain):
     def finish(self, output: Tensor) -> Tensor:

@@ -15,6 +15,9 @@ from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Config
 from support.judging import expect_conforms, judged
 
+# To look for causes and simpler cases takes longer than to judge; tests/diagnosis does the first.
+pytestmark = pytest.mark.usefixtures("undiagnosed", "unshrunk")
+
 HALF = {"bfloat16", "float16"}
 
 

@@ -290,6 +290,7 @@ def test_class_is_inferred_and_its_declaration_is_equivalent(name: str) -> None:
     assert findings(result)["formula"].endswith(formula)
 
 
+@pytest.mark.mostly_slow(7)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_inferred_implementation_passes(name: str) -> None:
     """Values, masks and gradients are as expected, unless the class computes something else."""

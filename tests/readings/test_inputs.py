@@ -16,6 +16,9 @@ from support.options import Plain
 from support.readings import expect_read, is_tested
 from support.right_classes import Fused, Heads, Separate, hidden
 
+# To look for causes takes longer than to judge; tests/diagnosis does that.
+pytestmark = pytest.mark.usefixtures("undiagnosed")
+
 
 class MemoryFirst(Heads):
     """As in a course: the encoder's output comes first."""

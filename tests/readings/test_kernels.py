@@ -13,6 +13,9 @@ from mha.implementations import from_kernel
 from mha.spec import Claims
 from support.judging import judged
 
+# To look for causes and simpler cases takes longer than to judge; tests/diagnosis does the first.
+pytestmark = pytest.mark.usefixtures("undiagnosed", "unshrunk")
+
 SELF_ATTENTION = Claims(cross_attention=False, masks=(), causal=None, returns_weights=False)
 
 

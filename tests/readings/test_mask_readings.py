@@ -13,6 +13,9 @@ from support.judging import expect_conforms, expect_fail, expect_pass, verdict_o
 from support.readings import findings
 from support.right_classes import Hides
 
+# To look for causes and simpler cases takes longer than to judge; tests/diagnosis does the first.
+pytestmark = pytest.mark.usefixtures("undiagnosed", "unshrunk")
+
 
 class PairsOfPositions(Hides):
     """A pair of positions is hidden if either is padding; such a query attends to all alike."""

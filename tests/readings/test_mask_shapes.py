@@ -18,6 +18,9 @@ from support.plain import Plain
 from support.readings import evidence, expect_read, findings, is_tested
 from support.right_classes import Fused, Hides, Separate, hidden
 
+# To look for causes and simpler cases takes longer than to judge; tests/diagnosis does the first.
+pytestmark = pytest.mark.usefixtures("undiagnosed", "unshrunk")
+
 
 class OfLengths(Hides):
     """As in d2l: the number of keys that count, of each item."""

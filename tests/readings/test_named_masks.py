@@ -13,6 +13,9 @@ from support.judging import judged
 from support.readings import expect_read
 from support.right_classes import Heads
 
+# To look for causes and simpler cases takes longer than to judge; tests/diagnosis does the first.
+pytestmark = pytest.mark.usefixtures("undiagnosed", "unshrunk")
+
 
 class LookAheadMask(Heads):
     """As in ports from Keras."""

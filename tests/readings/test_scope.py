@@ -14,6 +14,9 @@ from support.judging import expect_fail, expect_pass
 from support.plain import Plain
 from support.readings import evidence, refusal_of
 
+# To look for causes and simpler cases takes longer than to judge; tests/diagnosis does the first.
+pytestmark = pytest.mark.usefixtures("undiagnosed", "unshrunk")
+
 
 class Swish(Plain):
     """Its parameter of positions has no effect, and its scores are too sharp."""

@@ -13,6 +13,7 @@ from torch import nn
 
 import mha.conformance.faults as package
 from mha.conformance import check
+from mha.conformance.engine import judge
 from mha.conformance.faults import registry as faults
 from mha.conformance.properties.registry import Property, needs_ranks, properties
 from mha.conformance.sharding import group
@@ -81,7 +82,7 @@ def test_fault_fails_the_clause_that_must_catch_it(
         request.getfixturevalue("unshrunk")
     members = members_of(fault)
     assert members, fault
-    monkeypatch.setattr("mha.conformance.engine.judge.properties", lambda: {fault.clause: members})
+    monkeypatch.setattr(judge, "properties", lambda: {fault.clause: members})
     report = check(fault.implementation, clauses=[fault.clause], dtypes=[fault.dtype], strict=True)
     (verdict,) = report.verdicts
     assert verdict.status in ("fail", "refused"), verdict

@@ -23,6 +23,8 @@ from mha.spec import (
     Problem,
     Rounding,
     Weights,
+    bounds,
+    core,
     gradients,
     oracle,
 )
@@ -310,7 +312,7 @@ def test_blocks_of_queries_give_what_all_at_once_give(
     claims = Claims(masks={"bool", "float"}, empty_row=empty_row)
     upstream = torch.ones_like(problem.query)
     whole, whole_gradients = oracle(problem, claims), gradients(problem, claims, upstream)
-    monkeypatch.setattr("mha.spec.core.CHUNK", 2 * 3 * 5 * 2)  # two queries at a time
+    monkeypatch.setattr(core, "CHUNK", 2 * 3 * 5 * 2)  # two queries at a time
     parts = oracle(problem, claims)
     for name, gradient in gradients(problem, claims, upstream).items():
         one = whole_gradients[name]
@@ -336,7 +338,7 @@ def test_many_distances_are_bounded_closely(
     weights, value = (peak * scores).softmax(-1), value + offset
     context = weights @ value
     every = weighted_distance(weights, value, context)
-    monkeypatch.setattr("mha.spec.bounds.MOST_DISTANCES", 0)
+    monkeypatch.setattr(bounds, "MOST_DISTANCES", 0)
     bound = weighted_distance(weights, value, context)
     assert (bound >= every).all()
     assert bound.sum() <= (1.3 if peak == 0 else 3) * every.sum() + 1e-8 * offset

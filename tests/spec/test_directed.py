@@ -20,7 +20,7 @@ from mha.conformance.faults.base import Complete, implementation_of
 from mha.conformance.faults.directed import CastsTruncate, LateValuesLost, ScaleOffInHalf
 from mha.conformance.faults.float8 import IN_FLOAT8, HeadsInFloat8
 from mha.implementations import resolve
-from mha.spec import Claims, Config, Options, Problem, Rounding, Weights, oracle
+from mha.spec import Claims, Config, Options, Problem, Rounding, Weights, heads, oracle
 from mha.spec.bounds import Units, units_of
 from mha.spec.directed import LAMBDA, Allowance, allowance, allowances, projection
 from mha.spec.rounding_graph import RoundingGraph, rounding_graph
@@ -128,7 +128,7 @@ def stored_radius(problem: Problem, claims: Claims, monkeypatch: pytest.MonkeyPa
     step, zero = 1e-9, 1e-300
     units = Units(accumulate=zero, store=step, subnormal=0.0, flush=zero, largest=math.inf)
     with monkeypatch.context() as patched:
-        patched.setattr("mha.spec.heads.units_of", lambda dtype, mode: units)
+        patched.setattr(heads, "units_of", lambda dtype, mode: units)
         radius: Tensor = (
             oracle(problem, claims).output.rad / step * units_of(problem.query.dtype).store
         )

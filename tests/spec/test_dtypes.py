@@ -12,7 +12,7 @@ import torch
 
 from mha.conformance.cases import domain
 from mha.conformance.cases.values import VALUES, make_inputs
-from mha.spec import Config
+from mha.spec import Config, dtypes
 from mha.spec.bounds import units_of
 from mha.spec.claims import DTYPES
 from mha.spec.dtypes import TRAITS, DtypeTraits, computable, torch_dtype, traits_of
@@ -93,7 +93,7 @@ def test_tensors_are_computed_on_as_they_are_unless_the_row_says_otherwise(
     mask = torch.ones(2, dtype=torch.bool)
     assert computable(mask) is mask
     row = replace(TRAITS["float16"], name="float8_e5m2", compute="float32")
-    monkeypatch.setattr("mha.spec.dtypes.TRAITS", {**TRAITS, row.name: row})
+    monkeypatch.setattr(dtypes, "TRAITS", {**TRAITS, row.name: row})
     assert computable(torch.ones(2, dtype=torch.float8_e5m2)).dtype == torch.float32
 
 
