@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from mha.conformance.waivers import shipped_as
 from mha.implementations import Inference, Resolved
 from mha.implementations.discovery.resolve import original_of
-from mha.implementations.inference.describe import Row
+from mha.implementations.inference.rows import Row
 from mha.spec import Alibi, Claims, Implementation, Lse, Rounding, Scores, Sizes, Window
 
 

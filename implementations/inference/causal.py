@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import inspect
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.causal_flags import fault_of_flag
+from mha.implementations.adapters.construction import parameters_of
+from mha.implementations.adapters.constructor_names import causal_flags
+from mha.implementations.inference.candidate import OF_FORMULA, Candidate
+from mha.implementations.inference.causal_flags import (
+    IDLE,
+    fault_of_flag,
+    not_causal,
+    with_idle_constructor_flag,
+)
 from mha.implementations.inference.nearest_projections import influence
 from mha.implementations.inference.probes import EQUAL_LENGTHS, GENERAL, Probe, is_close
 from mha.implementations.inference.projections import Unclear
@@ -17,115 +24,167 @@ from mha.spec.claims import Alignment
 ALIGNMENTS: tuple[Alignment, ...] = ("top_left", "bottom_right")
 
 
-def find_causal(candidate: Candidate) -> None:
-    """Set the claims about causal attention; raises Unclear if the causal flag raises, other than
-    as a hint.
-    """
-    candidate.claims.pop("causal")
-    candidate.hint = _hint(candidate)
-    if candidate.hint:
-        candidate.claims["causal"] = None
-    elif candidate.causal_by_default:
-        candidate.claims["causal"] = candidate.causal_by_default
-    elif candidate.formula.causal or candidate.signature.is_causal:
-        candidate.flag_fault = fault_of_flag(
-            replace(candidate, claims=candidate.claims | {"causal": None})
-        )
-        _claim_causal(candidate)
-    elif candidate.mask is None or "l" not in candidate.masks.axes:
-        candidate.claims["causal"] = None
-
-
-def _claim_causal(candidate: Candidate) -> None:
-    """Claim that it is causal, always or by a flag; raises Unclear if the flag raises."""
+def built_not_causal(candidate: Candidate) -> Candidate:
+    """Return a module whose calls have a causal flag, built so that others are not causal."""
     if not candidate.signature.is_causal:
-        candidate.claims["always_causal"] = True
-    alignment = _alignment(candidate)
-    candidate.claims |= {} if alignment == "top_left" else {"causal": alignment}
-    if candidate.mask and not candidate.formula.causal and not _combines(candidate):
-        candidate.claims["causal_with_mask"] = False
+        return candidate
+    return next(not_causal(candidate), candidate)
+
+
+def find_causal(candidate: Candidate) -> Candidate:
+    """Claim how it is causal: by a flag, always, without a mask, through masks, or never.
+
+    Trial runs before were without such a claim. Raises Unclear if the causal flag raises, other
+    than as a hint.
+    """
+    claiming = candidate.without_claims("causal")
+    hint = _hint(claiming)
+    if hint:
+        finding = f"not judged: without a mask, {candidate.signature.is_causal}=True raises {hint}"
+        return _noted(claiming.claiming(causal=None), finding)
+    fault = ""
+    if candidate.declared.causal_by_default:
+        claiming = claiming.claiming(causal=candidate.declared.causal_by_default)
+    elif candidate.formula.causal or candidate.signature.is_causal:
+        fault = fault_of_flag(candidate)
+        claiming = _with_alignment(claiming)
+        if fault:
+            claiming = claiming.trying(is_causal=False)
+    elif not _differ_between_queries(candidate):
+        claiming = claiming.claiming(causal=None)
+    if not fault:
+        claiming, fault = with_idle_constructor_flag(claiming)
+    return _noted(claiming, fault or _words(claiming))
+
+
+def _differ_between_queries(candidate: Candidate) -> bool:
+    """Return whether there are masks, and they may differ between queries."""
+    return candidate.declared.mask is not None and "l" in candidate.declared.masks.axes
+
+
+def _noted(candidate: Candidate, finding: str) -> Candidate:
+    """Return the candidate with the row about causal calls."""
+    if candidate.idle_flag:
+        finding = f"{finding}; {candidate.idle_flag} {IDLE}"
+    if candidate.assumed and not candidate.signature.is_causal:
+        return candidate.noting("causal", finding, "assumed, as the mask is")
+    return candidate.noting("causal", finding, OF_FORMULA)
+
+
+def _words(candidate: Candidate) -> str:
+    """Return how it is causal, in words."""
+    flag, alignment = candidate.signature.is_causal, candidate.claimed("causal")
+    if "always_causal" in candidate.claims:
+        return "always, aligned bottom_right" if "causal" in candidate.claims else "always"
+    if flag and candidate.claimed("causal_with_mask"):
+        return f"{flag}, aligned {alignment}"
+    if flag:
+        return f"{flag}, aligned {alignment}, not beside a mask"
+    if candidate.declared.causal_by_default:
+        return f"unless there is a mask, or through the mask, aligned {alignment}"
+    if alignment:
+        return f"through the mask, aligned {alignment}"
+    return _never_causal(candidate)
+
+
+def _never_causal(candidate: Candidate) -> str:
+    """Return that no call is causal, and how to judge a class that can be built causal."""
+    constructor = candidate.declared.constructor
+    if not inspect.isclass(constructor):
+        return "no"
+    flags = causal_flags(parameters_of(constructor))
+    if not flags:
+        return "no"
+    partial = f"functools.partial({candidate.label}, {flags[0]}=True)"
+    return f"no; to judge it causal too, check {partial}"
+
+
+def _with_alignment(candidate: Candidate) -> Candidate:
+    """Claim that it is causal, always or by a flag; raises Unclear if the flag raises."""
+    claiming = candidate
+    if not candidate.signature.is_causal:
+        claiming = candidate.claiming(always_causal=True)
+    alignment = _alignment(claiming)
+    if alignment != "top_left":
+        claiming = claiming.claiming(causal=alignment)
+    if candidate.declared.mask and not candidate.formula.causal and not _combines(claiming):
+        claiming = claiming.claiming(causal_with_mask=False)
+    return claiming
 
 
 def _hint(candidate: Candidate) -> str:
-    """Return what the causal flag raises if it only says what the mask is, as in
-    `torch.nn.MultiheadAttention`.
+    """Return what the causal flag raises if it only says what the mask is; "" otherwise.
+
+    That of `torch.nn.MultiheadAttention` is such a flag.
     """
-    if (
-        not candidate.signature.is_causal
-        or candidate.mask is None
-        or "l" not in candidate.masks.axes
-    ):
+    if not candidate.signature.is_causal or not _differ_between_queries(candidate):
         return ""
     probe = candidate.probes[0]
     if candidate.call(probe.inputs, is_causal=True) is not None:
         return ""
-    problem, mask = (
-        candidate.problem,
-        causal_mask(probe.queries, probe.inputs[1].shape[1], "top_left")[None, None],
-    )
+    problem, mask = candidate.problem, causal_mask(*probe.lengths, "top_left")[None, None]
     result = candidate.call(probe.inputs, mask=mask, is_causal=True)
     expected = candidate.formula(probe.inputs, candidate.weights, mask)
-    return problem if result is not None and is_close(result.output, expected) else ""
+    if result is None or not is_close(result.output, expected):
+        return ""
+    return problem
 
 
 def _combines(candidate: Candidate) -> bool:
     """Return whether the causal flag may be given beside a mask, rather than raise."""
     probe = candidate.probes[0]
-    per_item = candidate.claims.get("per_item_mask", True)
-    mask = candidate.mask_of(probe, "bs" if per_item else "s", causal=True)[:, :1, :1]
-    with sdpa_kernel(
-        SDPBackend.MATH
-    ):  # which raises where others do not, and is chosen for some calls
+    axes = "bs" if candidate.claimed("per_item_mask") else "s"
+    mask = candidate.mask_of(probe, axes, causal=True)[:, :1, :1]
+    # This backend raises where others do not, and is chosen for some calls.
+    with sdpa_kernel(SDPBackend.MATH):
         return candidate.call(probe.inputs, mask=mask, is_causal=True) is not None
 
 
 def _alignment(candidate: Candidate) -> Alignment:
     """Return how the diagonal of the causal mask is aligned, by the keys that are read."""
     probe = candidate.probes[0]
-    tried = replace(candidate, claims={"causal": "top_left"} | candidate.claims, problem="")
+    tried = candidate.claiming(causal=candidate.claimed("causal"))
     if tried.call(probe.inputs, is_causal=True) is None:
-        # Where L != S, the flag may be refused (CAU-3).
-        square = replace(tried, special=EQUAL_LENGTHS).probes[0]
-        if candidate.cross_attention and tried.call(square.inputs, is_causal=True) is not None:
-            return "top_left"
-        if tried.raised and tried.raised.is_of_code:
-            return "top_left"  # judged, and reported where it raises
-        raise Unclear(f"{candidate.signature.is_causal}=True raises {tried.raised}; pass call=...")
+        _require_taken_flag(tried)
+        return "top_left"
     if not candidate.cross_attention:
         return "top_left"
-    if candidate.explained and candidate.formula.causal and not candidate.special.name:
-        return candidate.formula.causal
-    if explained := _explained(tried):
-        return explained
+    if candidate.explained and not candidate.trial.special.name:
+        if candidate.formula.causal:
+            return candidate.formula.causal
+        for alignment in ALIGNMENTS:
+            if all(_is_aligned(tried, probe, alignment) for probe in tried.probes):
+                return alignment
     return min(ALIGNMENTS, key=lambda alignment: _misaligned(tried, alignment))
 
 
-def _explained(candidate: Candidate) -> Alignment | None:
-    """Return the alignment with which the formula gives the outputs of causal calls, if there is
-    one.
+def _require_taken_flag(tried: Candidate) -> None:
+    """Raise Unclear for a causal flag that raises, other than for L != S, or in its own code.
+
+    Where L != S, it may be refused (CAU-3). What its own code raises is judged, and reported.
     """
-    for alignment in ALIGNMENTS if candidate.explained and not candidate.special.name else ():
-        if all(_is_aligned(candidate, probe, alignment) for probe in candidate.probes):
-            return alignment
-    return None
+    square = tried.trying(special=EQUAL_LENGTHS).probes[0]
+    if tried.cross_attention and tried.call(square.inputs, is_causal=True) is not None:
+        return
+    raised = tried.calls.raised
+    if not (raised and raised.is_of_code):
+        raise Unclear(f"{tried.signature.is_causal}=True raises {raised}; pass call=...")
 
 
 def _is_aligned(candidate: Candidate, probe: Probe, alignment: Alignment) -> bool:
     """Return whether the formula gives the output of a causal call with this alignment."""
     result = candidate.call(probe.inputs, is_causal=True)
-    mask = causal_mask(probe.queries, probe.inputs[1].shape[1], alignment)
-    return result is not None and is_close(
-        result.output, candidate.formula(probe.inputs, candidate.weights, mask)
-    )
+    mask = causal_mask(*probe.lengths, alignment)
+    expected = candidate.formula(probe.inputs, candidate.weights, mask)
+    return result is not None and is_close(result.output, expected)
 
 
 def _misaligned(candidate: Candidate, alignment: Alignment) -> int:
-    """Return how many keys are read that this alignment of the causal mask hides, and the other way
-    round.
-    """
+    """Return how many keys are read that an alignment hides, or the other way round."""
     count = 0
-    for probe in replace(candidate, special=GENERAL).probes:
+    for probe in candidate.trying(special=GENERAL).probes:
         read = influence(candidate, probe.inputs, is_causal=True)
-        allowed = causal_mask(probe.queries, probe.keys, alignment)
-        count += 0 if read is None else int(((read > 0) != allowed).sum())
+        if read is not None:
+            allowed = causal_mask(probe.queries, probe.keys, alignment)
+            count += int(((read > 0) != allowed).sum())
     return count

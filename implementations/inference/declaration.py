@@ -9,40 +9,50 @@ from typing import Any
 from mha.implementations.adapters.loading import ParameterPath
 from mha.spec import Alibi, Lse, Rounding, Scores, Sizes, Window
 
+Record = Alibi | Lse | Rounding | Scores | Sizes | Window
 
-def declaration_of(
-    label: str, options: Mapping[str, Any], claims: Mapping[str, Any], adapter: str = "from_module"
+
+# The records that claims are made of, each with the claim that is one.
+RECORDS = {"Lse": "lse", "Rounding": "rounding", "Scores": "scores", "Sizes": "sizes"}
+
+
+def code_of_declaration(
+    constructor: str, options: Mapping[str, Any], claims: Mapping[str, Any], adapter: str
 ) -> str:
     """Return the code that declares what was inferred, ready to paste below the class.
 
-    options: for the adapter, `from_module` or `from_kernel`. claims: those that differ from
-    `Claims()`.
+    constructor: its code.
+    options: for the adapter, `from_module` or `from_kernel`.
+    claims: those that differ from `Claims()`.
     """
-    lines = [
-        f"    {name}={_literal(value)},"
-        for name, value in options.items()
-        if (name, value) != ("mask", "keep")
-    ]
     imports = [f"from mha.implementations import {adapter}"]
-    imports = (
-        ["from functools import partial", *imports] if label.startswith("partial(") else imports
-    )
+    if constructor.startswith("partial("):
+        imports.insert(0, "from functools import partial")
+    lines = [f"    {constructor},"]
+    for name, value in options.items():
+        if (name, value) != ("mask", "keep"):  # the default
+            lines.append(f"    {name}={_literal(value)},")
     if claims:
-        arguments = ", ".join(f"{name}={_literal(value)}" for name, value in claims.items())
-        lines.append(f"    claims=Claims({arguments}),")
-        known = (("Lse", "lse"), ("Rounding", "rounding"), ("Scores", "scores"), ("Sizes", "sizes"))
-        parts = [name for name, claim in known if claim in claims]
-        scores = claims.get("scores", Scores())
-        parts += [
-            name for name, part in (("Window", scores.window), ("Alibi", scores.alibi)) if part
-        ]
-        imports.append(f"from mha.spec import {', '.join(['Claims', *parts])}")
-    return "\n".join([*imports, "", f"implementation = {adapter}(\n    {label},", *lines, ")"])
+        lines.append(f"    claims=Claims({_arguments(claims)}),")
+        imports.append(f"from mha.spec import {', '.join(['Claims', *_records_in(claims)])}")
+    return "\n".join([*imports, "", f"implementation = {adapter}(", *lines, ")"])
+
+
+def _records_in(claims: Mapping[str, Any]) -> list[str]:
+    """Return the names of the records that claims are made of."""
+    names = [name for name, claim in RECORDS.items() if claim in claims]
+    scores = claims.get("scores", Scores())
+    if scores.window:
+        names.append("Window")
+    if scores.alibi:
+        names.append("Alibi")
+    return names
 
 
 def declaration_advice(label: str, parameters: Mapping[str, ParameterPath]) -> str:
-    """Return how to declare by hand what could not be inferred; parameters: those that their names
-    tell.
+    """Return how to declare by hand what could not be inferred.
+
+    parameters: those that their names tell.
     """
     paths: Mapping[str, Any] = parameters or dict.fromkeys(("w_q", "w_k", "w_v", "w_o"), ...)
     return (
@@ -51,17 +61,20 @@ def declaration_advice(label: str, parameters: Mapping[str, ParameterPath]) -> s
     )
 
 
-def _record(value: Alibi | Lse | Rounding | Scores | Sizes | Window) -> str:
-    """Return the code of a record: the fields that differ from their defaults, and those that have
-    none.
-    """
-    given = {field.name: getattr(value, field.name) for field in fields(value)}
-    defaults = {field.name: _default(field) for field in fields(value)}
-    changed = {name: each for name, each in given.items() if each != defaults[name]}
-    arguments = (
-        _literal(each) if defaults[name] is MISSING else f"{name}={_literal(each)}"
-        for name, each in changed.items()
-    )
+def _arguments(given: Mapping[str, Any]) -> str:
+    """Return the code of arguments by name."""
+    return ", ".join(f"{name}={_literal(value)}" for name, value in given.items())
+
+
+def _record(value: Record) -> str:
+    """Return the code of a record: what differs from its defaults, and what has no default."""
+    arguments = []
+    for each in fields(value):
+        given, default = getattr(value, each.name), _default(each)
+        if default is MISSING:
+            arguments.append(_literal(given))
+        elif given != default:
+            arguments.append(f"{each.name}={_literal(given)}")
     return f"{type(value).__name__}({', '.join(arguments)})"
 
 
@@ -73,18 +86,20 @@ def _default(field: Field[Any]) -> Any:
 def _literal(value: Any) -> str:
     """Return the code of a value, with double quotes and sets in a fixed order."""
     if isinstance(value, set | frozenset):
-        numbers_in_order = sorted(
-            value, key=lambda each: (each if type(each) is int else 0, str(each))
-        )
-        return f"{{{', '.join(map(_literal, numbers_in_order))}}}"
+        in_order = sorted(value, key=_place_in_set)
+        return f"{{{', '.join(map(_literal, in_order))}}}"
     if isinstance(value, Mapping):
-        return (
-            f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
-        )
+        pairs = (f"{_literal(key)}: {_literal(each)}" for key, each in value.items())
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(value, tuple):
-        return f"({', '.join(map(_literal, value))})" if value else "()"
-    if isinstance(value, Alibi | Lse | Rounding | Scores | Sizes | Window):
+        return f"({', '.join(map(_literal, value))})"
+    if isinstance(value, Record):
         return _record(value)
     if isinstance(value, str):
         return f'"{value}"'
     return "..." if value is ... else repr(value)
+
+
+def _place_in_set(value: object) -> tuple[int, str]:
+    """Return the key by which the members of a set are sorted: numbers by size, words by letter."""
+    return (value if type(value) is int else 0, str(value))

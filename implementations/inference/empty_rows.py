@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.nearest_projections import influence
+from mha.implementations.inference.nearest_projections import influence, is_output
 from mha.implementations.inference.probes import CONFIG, GENERAL, Probe, heads_of, is_close
 from mha.spec import causal_mask
 from mha.spec.claims import EmptyRow
@@ -20,26 +20,29 @@ from mha.spec.claims import EmptyRow
 TILED = 512
 
 
-def find_empty_row(candidate: Candidate) -> None:
-    """Claim the policy for empty rows that a trial run shows, not in float64; where it shows none,
-    claim nothing.
+def find_empty_row(candidate: Candidate) -> Candidate:
+    """Claim the policy for empty rows that a trial run shows, not in float64.
+
+    Where it shows none, nothing is claimed.
     """
     if candidate.hides_queries:
-        return
-    is_double = candidate.dtype == torch.float64
-    tried = replace(candidate, dtype=torch.float32) if is_double else candidate
-    candidate.empty_row = policy_of(tried)
-    if candidate.mask == "additive" and candidate.empty_row == "nan":
+        return candidate
+    tried = candidate
+    if candidate.trial.dtype == torch.float64:
+        tried = candidate.trying(dtype=torch.float32)
+    policy = policy_of(tried)
+    if candidate.declared.mask == "additive" and policy == "nan":
         # Callers of such code pass the lowest number, which leaves no row without a number.
-        lowest = policy_of(replace(tried, masked_number="lowest"))
+        lowest = policy_of(tried.declaring(masked_number="lowest"))
         if lowest in ("zeros", "uniform") and _only_empty_rows_are_nan(tried):
-            candidate.masked_number, candidate.empty_row = "lowest", lowest
-    if candidate.empty_row and candidate.empty_row != "zeros":
-        candidate.claims["empty_row"] = candidate.empty_row
+            candidate, policy = candidate.declaring(masked_number="lowest"), lowest
+    if policy and policy != "zeros":
+        candidate = candidate.claiming(empty_row=policy)
+    return replace(candidate, empty_row=policy)
 
 
 def _only_empty_rows_are_nan(candidate: Candidate) -> bool:
-    """Return whether -infinity leaves a number in long rows whose last key alone is allowed.
+    """Return whether -infinity leaves a number in long rows of which only the last key is allowed.
 
     Code that takes the keys in tiles may divide by zero in the first tile, which is a fault of its
     own.
@@ -49,13 +52,12 @@ def _only_empty_rows_are_nan(candidate: Candidate) -> bool:
     result = candidate.call(long.inputs, mask=mask, is_causal=candidate.plainly_causal)
     if result is None or not isinstance(result.output, Tensor):  # such rows may be too long for it
         return True
-    # Where it is always causal, the last query alone has a key.
+    # Where it is always causal, only the last query has a key.
     return not bool(result.output[:, -1].isnan().any())
 
 
 def policy_of(candidate: Candidate) -> EmptyRow | None:
-    """Return the policy of the rows that a mask, or the causal flag, leaves without a key; None if
-    there is none.
+    """Return the policy of the rows that a mask, or the causal flag, leaves without a key, if any.
 
     It may depend on the dtype: a fill with the least number of float32 is -infinity where it is
     cast down.
@@ -71,54 +73,51 @@ def _policy(
     result = candidate.call(probe.inputs, **options)
     if result is None:
         return "error"
-    output = result.output
-    if not isinstance(output, Tensor) or output.shape != probe.inputs[0].shape:
+    if not is_output(result, probe.inputs[0]):
         return None
-    if bool(output[emptied].isnan().all()):
+    if bool(result.output[emptied].isnan().all()):
         return "nan"
     if candidate.explained:
-        return _explained_policy(candidate, output, emptied, probe.inputs[2])
+        return _explained_policy(candidate, result.output, emptied, probe.inputs[2])
     read = influence(candidate, probe.inputs, **options)
-    return None if read is None else "uniform" if bool(read[emptied].all()) else "zeros"
+    if read is None:
+        return None
+    return "uniform" if bool(read[emptied].all()) else "zeros"
 
 
 def trials(candidate: Candidate) -> Iterator[tuple[Probe, Tensor, dict[str, Any]]]:
-    """Yield probes, which of their rows are left without a key, boolean (B, L), and the options of
-    the call.
-    """
-    if candidate.mask:
-        probe, causal = candidate.probes[0], candidate.formula.causal
-        mask, emptied = _mask_with_empty_rows(candidate, probe)
-        yield probe, emptied, {"mask": mask, "is_causal": candidate.plainly_causal}
-        if causal and not candidate.masks.counts_keys:
-            # Of the first row, the mask hides what is not later, as padding on the left does.
-            seen = causal_mask(mask.shape[2], mask.shape[3], causal)[0]
-            first = (torch.arange(mask.shape[2]) == 0).expand(len(mask), -1)
-            if bool(seen.any()) and not bool(seen.all()):
-                yield (
-                    probe,
-                    first,
-                    {"mask": (~seen).expand_as(mask), "is_causal": candidate.plainly_causal},
-                )
+    """Yield probes, their rows left without a key as a boolean (B, L), and options of the call."""
+    if candidate.declared.mask:
+        yield from _trials_with_masks(candidate)
+    elif candidate.claims.get("causal") == "bottom_right":
+        # With more queries than keys, the causal flag leaves the first ones without a key.
+        probe = candidate.trying(special=GENERAL).probes[1]
+        without_key = torch.arange(probe.queries) < probe.queries - probe.keys
+        yield probe, without_key.expand(probe.batch, -1), {"is_causal": True}
+
+
+def _trials_with_masks(candidate: Candidate) -> Iterator[tuple[Probe, Tensor, dict[str, Any]]]:
+    probe, causal, plainly = candidate.probes[0], candidate.formula.causal, candidate.plainly_causal
+    mask, emptied = _mask_with_empty_rows(candidate, probe)
+    yield probe, emptied, {"mask": mask, "is_causal": plainly}
+    if causal is None or candidate.declared.masks.counts_keys:
         return
-    if candidate.claims.get("causal") != "bottom_right":
-        return
-    # With more queries than keys, the causal flag leaves the first ones without a key.
-    _, probe = replace(candidate, special=GENERAL).probes
-    emptied = (torch.arange(probe.queries) < probe.queries - probe.keys).expand(probe.batch, -1)
-    yield probe, emptied, {"is_causal": True}
+    # Of the first row, the mask hides what is not later, as padding on the left does.
+    seen = causal_mask(mask.shape[2], mask.shape[3], causal)[0]
+    first = (torch.arange(mask.shape[2]) == 0).expand(len(mask), -1)
+    if bool(seen.any()) and not bool(seen.all()):
+        yield probe, first, {"mask": (~seen).expand_as(mask), "is_causal": plainly}
 
 
 def _explained_policy(
     candidate: Candidate, output: Tensor, emptied: Tensor, value: Tensor
 ) -> EmptyRow | None:
-    """Return the policy whose contexts give the emptied rows, boolean (B, L), of an output (B, L,
-    D).
-    """
-    values = _values(candidate, value)
+    """Return the policy whose contexts give the emptied rows, boolean (B, L), of an output."""
+    # With the heads side by side.
+    values = heads_of(value, candidate.weights, "v").transpose(1, 2).flatten(2)
     contexts: dict[EmptyRow, Tensor] = {"zeros": values * 0, "uniform": values}
     for policy, of_policy in contexts.items():
-        expected = _output(candidate, of_policy.mean(1, keepdim=True)).expand_as(output)[emptied]
+        expected = projected(candidate, of_policy.mean(1, keepdim=True)).expand_as(output)[emptied]
         if is_close(output[emptied], expected):
             return policy
     return None
@@ -126,21 +125,21 @@ def _explained_policy(
 
 def _mask_with_empty_rows(candidate: Candidate, probe: Probe) -> tuple[Tensor, Tensor]:
     """Return a mask (B, H, L, S) that leaves some rows without a key, and which, boolean (B, L)."""
-    per_item, per_query = (
-        candidate.claims.get(f"per_{axis}_mask", True) for axis in ("item", "query")
-    )
-    mask = candidate.mask_of(probe, "bs" if per_item else "ls" if per_query else "s")
+    if candidate.claimed("per_item_mask"):
+        axes, item, query = "bs", slice(0, 1), slice(None)
+    elif candidate.claimed("per_query_mask"):
+        axes, item, query = "ls", slice(None), slice(0, 1)
+    else:
+        axes, item, query = "s", slice(None), slice(None)
+    mask = candidate.mask_of(probe, axes)
     emptied = torch.zeros(mask.shape[0], mask.shape[2], dtype=torch.bool)
-    emptied[0 if per_item else slice(None), 0 if per_query and not per_item else slice(None)] = True
+    emptied[item, query] = True
     return mask & ~emptied[:, None, :, None], emptied
 
 
-def _values(candidate: Candidate, value: Tensor) -> Tensor:
-    """Return the projected values (B, S, heads side by side)."""
-    return heads_of(value, candidate.weights, "v").transpose(1, 2).flatten(2)
-
-
-def _output(candidate: Candidate, context: Tensor) -> Tensor:
+def projected(candidate: Candidate, context: Tensor) -> Tensor:
     """Return the output of a context, both (B, N, width)."""
+    if not candidate.formula.projected:
+        return context
     weights = candidate.weights
-    return F.linear(context, weights.w_o, weights.b_o) if candidate.formula.projected else context
+    return F.linear(context, weights.w_o, weights.b_o)

@@ -1,17 +1,14 @@
-"""What may be a kernel: a function of query, key and value, or a class of a module of heads without
-weights.
-"""
+"""What may be a kernel: a function of query, key and value, or a module without weights."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from mha.implementations.adapters.construction import makes_modules
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES, VARIADIC
@@ -20,14 +17,14 @@ from mha.implementations.adapters.names import NEUTRAL_MEANING, words_of
 from mha.implementations.adapters.signature import input_names, required_inputs
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.projections import role_of
+from mha.implementations.inference.probes import Inputs
+from mha.implementations.inference.roles import role_of
 from mha.implementations.process.pristine import as_found
 
 # How many inputs are one tensor, by the required parameters of a kernel.
-PACKED_INPUTS: dict[tuple[str, ...], str] = {
-    (query, both): "2" for query in ("q", "query", "x") for both in ("kv", "key_value")
-}
-PACKED_INPUTS |= {("qkv",): "3"}
+PACKED_INPUTS: dict[tuple[str, ...], str] = {("qkv",): "3"}
+for _query in ("q", "query", "x"):
+    PACKED_INPUTS |= {(_query, "kv"): "2", (_query, "key_value"): "2"}
 
 
 def kernel_maker(constructor: Callable[..., Any]) -> Callable[[], nn.Module] | None:
@@ -36,35 +33,34 @@ def kernel_maker(constructor: Callable[..., Any]) -> Callable[[], nn.Module] | N
     None for any other class.
     """
     parameters = inspect.signature(constructor).parameters
-    dropout = dict.fromkeys(
-        (name for name in CONSTRUCTOR_NAMES["dropout"] if name in parameters), 0.0
-    )
-    required = [
-        p.name for p in parameters.values() if p.default is p.empty and p.kind not in VARIADIC
-    ]
-    if makes_modules(constructor) or not {*required} <= {*dropout}:
+    dropout = {name: 0.0 for name in CONSTRUCTOR_NAMES["dropout"] if name in parameters}
+    required = set[str]()
+    for each in parameters.values():
+        if each.default is each.empty and each.kind not in VARIADIC:
+            required.add(each.name)
+    if makes_modules(constructor) or not required <= dropout.keys():
         return None
     with suppress(Exception, SystemExit), as_found():
         module = constructor(**dropout)
-        takes_heads = (
-            input_names(inspect.signature(module.forward).parameters)
-            or required_names(module) in PACKED_INPUTS
-        )
+        names = input_names(inspect.signature(module.forward).parameters)
+        takes_heads = names or required_names(module) in PACKED_INPUTS
         if takes_heads and not [*module.parameters()]:
             return partial(constructor, **dropout)
     return None
 
 
-def results_of(candidate: Candidate, inputs: tuple[Tensor, ...], **options: Any) -> list[Any]:
+def results_of(candidate: Candidate, inputs: Inputs, **options: Any) -> list[Any]:
     """Return what a kernel itself returns in a trial run, each time that its adapter calls it."""
     results = []
 
-    @wraps(function_of(candidate.constructor))
+    kernel = candidate.declared.constructor
+
+    @wraps(function_of(kernel))
     def attend(*given: Any, **named: Any) -> Any:
-        results.append(candidate.constructor(*given, **named))
+        results.append(kernel(*given, **named))
         return results[-1]
 
-    replace(candidate, constructor=attend).call_plainly(inputs, **options)
+    candidate.declaring(constructor=attend).call_plainly(inputs, **options)
     return results
 
 
@@ -83,39 +79,38 @@ def required_names(kernel: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def require_inputs(kernel: Callable[..., Any], label: str) -> None:
-    """Raise ImplementationError for a function that cannot take query, key and value, or needs more
-    than them.
-    """
+    """Raise ImplementationError for a function that cannot take query, key and value only."""
     required = required_names(kernel)
     if required in PACKED_INPUTS:
         return
     _require_nothing_else(label, required)
     parameters = inspect.signature(function_of(kernel)).parameters.values()
     if len(parameters) < 3 and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        names = ", ".join(each.name for each in parameters)
         raise ImplementationError(
-            f"{label} takes ({', '.join(each.name for each in parameters)}); a kernel takes query,"
+            f"{label} takes ({names}); a kernel takes query,"
             " key and value of shape (b, h, l, d), and a function that makes a module takes"
             " d_model and n_heads"
         )
 
 
 def _require_nothing_else(label: str, required: Collection[str]) -> None:
-    """Raise ImplementationError for a function that requires weights, or where packed sequences
-    begin.
-    """
-    if offsets := [name for name in required if name.startswith("cu_seqlens")]:
+    """Raise ImplementationError for a function of weights, or of where packed sequences begin."""
+    offsets = [name for name in required if name.startswith("cu_seqlens")]
+    if offsets:
         raise ImplementationError(
             f"{label} takes sequences packed one after another ({', '.join(offsets)}); judge a"
             f" function of a batch, (b, l, h, d), that packs its items, calls {label}, and unpacks"
             " the result"
         )
-    weights = [
-        name
-        for name in required
-        if role_of(name) and any(word[0] == "w" for word in words_of(name))
-    ]
+    weights = [name for name in required if _is_weight(name)]
     if len(weights) > 2:
         raise ImplementationError(
             f"{label} takes its weights as arguments ({', '.join(weights)}); judge a"
             " torch.nn.Module that has them as parameters, and whose forward calls it"
         )
+
+
+def _is_weight(name: str) -> bool:
+    """Return whether a name is that of a weight, such as w_q."""
+    return role_of(name) is not None and any(word[0] == "w" for word in words_of(name))

@@ -1,6 +1,4 @@
-"""The log-sum-exp that a kernel may return beside its context: to which base, of which layout and
-dtype.
-"""
+"""The log-sum-exp that a kernel may return beside its context: its base, layout and dtype."""
 
 from __future__ import annotations
 
@@ -16,71 +14,86 @@ from mha.implementations.adapters.outputs import as_output
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import trials
 from mha.implementations.inference.kernel_forms import results_of
-from mha.implementations.inference.probes import is_close
+from mha.implementations.inference.probes import Inputs, is_close
 from mha.implementations.inference.sinks import TRIED
-from mha.spec import Claims, Lse, Scores, causal_mask
+from mha.implementations.inference.weights import NOT_RETURNED
+from mha.spec import Lse, causal_mask
 from mha.spec.scores import Base, EmptyLse, LseDtype, LseLayout
 
 
-def find_lse(candidate: Candidate) -> None:
-    """Claim a log-sum-exp, if a kernel returns that of the scores beside its context, in the form
-    that it has.
-    """
-    query, key, _ = inputs = candidate.probes[0].inputs
-    if all(
-        as_output(returned).weights is None
-        for returned in results_of(candidate, inputs, return_lse=True)
-    ):
-        return  # it returns nothing beside the context
-    natural = candidate.formula.scores(query, key, candidate.weights)
-    if candidate.plainly_causal and candidate.formula.causal:
-        allowed = causal_mask(natural.shape[2], natural.shape[3], candidate.formula.causal)
-        natural = natural.masked_fill(~allowed, -math.inf)
-    natural_lse = natural.logsumexp(-1)
+def find_lse(candidate: Candidate) -> Candidate:
+    """Claim a log-sum-exp in the form that a kernel returns beside its context, if it does."""
+    inputs = candidate.probes[0].inputs
+    results = results_of(candidate, inputs, return_lse=True)
+    if all(as_output(returned).weights is None for returned in results):
+        return candidate  # it returns nothing beside the context
+    natural = _natural(candidate, inputs)
     for layout, base in product(get_args(LseLayout), get_args(Base)):
         declared = Lse(base=base, layout=layout)
-        tried = replace(candidate, claims=candidate.claims | {"lse": declared})
+        tried = candidate.claiming(lse=declared)
         lse = _lse_of(tried, inputs)
-        if lse is not None and is_close(lse.to(natural.dtype), natural_lse / declared.log_base):
-            candidate.claims["lse"] = replace(
-                declared,
-                empty=_empty_lse(tried),
-                dtype=_lse_dtype(tried),
-                gradient=_is_differentiable(tried, inputs),
-                sink=_has_sink(tried, inputs, natural_lse),
-            )
-            return
-    _note_another_result(candidate, inputs)
+        if lse is None or not is_close(lse.to(natural.dtype), natural / declared.log_base):
+            continue
+        found = replace(
+            declared,
+            empty=_empty_lse(tried),
+            dtype=_lse_dtype(tried),
+            gradient=_is_differentiable(tried, inputs),
+            sink=_has_sink(tried, inputs, natural),
+        )
+        return _claiming(candidate, found)
+    return _with_another_result(candidate, inputs)
 
 
-def _note_another_result(candidate: Candidate, inputs: tuple[Tensor, ...]) -> None:
-    """Note a result of the shape of a log-sum-exp that is none; if a parameter asks for one, it is
-    claimed.
+def _natural(candidate: Candidate, inputs: Inputs) -> Tensor:
+    """Return the natural log-sum-exp (B, H, L) of a plain call."""
+    query, key, _ = inputs
+    scores = candidate.formula.scores(query, key, candidate.weights)
+    if candidate.plainly_causal and candidate.formula.causal:
+        allowed = causal_mask(scores.shape[2], scores.shape[3], candidate.formula.causal)
+        scores = scores.masked_fill(~allowed, -math.inf)
+    return scores.logsumexp(-1)
+
+
+def _claiming(candidate: Candidate, lse: Lse) -> Candidate:
+    """Return the candidate with the claim of a log-sum-exp, and the row about it."""
+    how, asked = "returned", candidate.signature.return_lse
+    if asked:
+        how = f"returned with {asked}"
+    base = "the natural one" if lse.base == "e" else "to base 2"
+    history = "it can be differentiated" if lse.gradient else "without a gradient"
+    found = f"{how}, {base}, of shape ({lse.layout.replace(' ', ', ')}); {history}"
+    return candidate.claiming(lse=lse).noting("lse", found)
+
+
+def _with_another_result(candidate: Candidate, inputs: Inputs) -> Candidate:
+    """Note a result of the shape of a log-sum-exp that is none.
+
+    If a parameter asks for one, it is claimed.
     """
     for layout in get_args(LseLayout):
         declared = Lse(layout=layout)
-        if _lse_of(replace(candidate, claims=candidate.claims | {"lse": declared}), inputs) is None:
+        if _lse_of(candidate.claiming(lse=declared), inputs) is None:
             continue
         if candidate.signature.return_lse:
-            candidate.claims["lse"] = declared
-        else:
-            axes = layout.replace(" ", ", ")
-            candidate.beside = (
-                candidate.beside
-                or f"(a second result of shape ({axes}) is no log-sum-exp: not judged)"
-            )
-        return
+            return _claiming(candidate, declared)
+        if candidate.rows["weights"].finding != NOT_RETURNED:
+            return candidate
+        shape = f"({layout.replace(' ', ', ')})"
+        beside = f"(a second result of shape {shape} is no log-sum-exp: not judged)"
+        return candidate.noting("weights", f"{NOT_RETURNED} {beside}")
+    return candidate
 
 
-def _lse_of(candidate: Candidate, inputs: tuple[Tensor, ...]) -> Tensor | None:
+def _lse_of(candidate: Candidate, inputs: Inputs) -> Tensor | None:
     """Return the log-sum-exp (B, H, L) of a call, if there is one of the claimed shape."""
     result = candidate.call_plainly(inputs, return_lse=True)
-    return result.lse if result is not None and isinstance(result.lse, Tensor) else None
+    lse = None if result is None else result.lse
+    return lse if isinstance(lse, Tensor) else None
 
 
 def _empty_lse(candidate: Candidate) -> EmptyLse:
-    """Return the log-sum-exp of a row without a key that is claimed: -infinity, unless trial runs
-    show another policy.
+    """Return the log-sum-exp of a row without a key: -infinity, unless trial runs show another one.
 
     Where such rows attend to all keys, as to masked ones with the lowest number, it is no matter of
     the contract.
@@ -95,33 +108,33 @@ def _empty_lse(candidate: Candidate) -> EmptyLse:
     return "undefined" if candidate.claims.get("empty_row") == "uniform" else "-inf"
 
 
-def _has_sink(candidate: Candidate, inputs: tuple[Tensor, ...], without: Tensor) -> bool:
-    """Return whether the log-sum-exp of a call with sinks has them as terms; without: that of a
-    call without sinks.
+def _has_sink(candidate: Candidate, inputs: Inputs, without: Tensor) -> bool:
+    """Return whether the log-sum-exp of a call with sinks has them as terms.
+
+    without: that of a call without sinks.
     """
-    if not candidate.claims.get("scores", Scores()).sinks:
+    if not candidate.claimed("scores").sinks:
         return True
     result = candidate.call_plainly(inputs, return_lse=True, sinks=TRIED)
-    lse = None if result is None else result.lse
-    return not (
-        isinstance(lse, Tensor)
-        and is_close(lse.to(without.dtype), without / candidate.claims["lse"].log_base)
-    )
+    if result is None or not isinstance(result.lse, Tensor):
+        return True
+    expected = without / candidate.claims["lse"].log_base
+    return not is_close(result.lse.to(without.dtype), expected)
 
 
-def _is_differentiable(candidate: Candidate, inputs: tuple[Tensor, ...]) -> bool:
+def _is_differentiable(candidate: Candidate, inputs: Inputs) -> bool:
     """Return whether the log-sum-exp of a call has a history."""
-    results = results_of(candidate, inputs, return_lse=True)
-    found = [as_output(returned, lse=candidate.claims["lse"]).lse for returned in results]
-    return any(lse is not None and lse.requires_grad for lse in found)
+    for returned in results_of(candidate, inputs, return_lse=True):
+        lse = as_output(returned, lse=candidate.claims["lse"]).lse
+        if lse is not None and lse.requires_grad:
+            return True
+    return False
 
 
 def _lse_dtype(candidate: Candidate) -> LseDtype:
-    """Return the dtype of a log-sum-exp, by that for inputs in the narrowest dtype that is claimed."""
-    claimed = candidate.claims.get("dtypes", Claims().dtypes)
-    narrow = next(
-        (name for name in ("bfloat16", "float16", "float32") if name in claimed), "float64"
-    )
-    tried = replace(candidate, dtype=getattr(torch, narrow))
-    lse = _lse_of(tried, tuple(x.to(tried.dtype) for x in candidate.probes[0].inputs))
+    """Return the dtype of a log-sum-exp, by inputs in the narrowest dtype that is claimed."""
+    by_width = ("bfloat16", "float16", "float32", "float64")
+    narrow = min(candidate.claimed("dtypes"), key=by_width.index)
+    tried = candidate.trying(dtype=getattr(torch, narrow))
+    lse = _lse_of(tried, candidate.probes[0].inputs)
     return "float32" if lse is not None and lse.dtype == torch.float32 else "input"

@@ -1,6 +1,4 @@
-"""Trial runs: small inputs whose sizes all differ, and the formulas that an output is compared
-with.
-"""
+"""Trial runs: small inputs of many sizes, and the formulas that an output is compared with."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mha.implementations.formula import allowed_by, capped, weights_of
-from mha.spec import Config, MaskConvention, Options, Weights
+from mha.spec import Config, MaskConvention, Options, Scores, Weights
 from mha.spec.claims import Alignment
 
 # Two heads of 16 columns, since kernels need such widths; no other size of a probe is one of these.
@@ -56,18 +54,24 @@ CONVENTIONS: tuple[MaskConvention, ...] = ("keep", "drop", "additive")
 OWN_HEAD_DIM = 4
 
 
+Inputs = tuple[Tensor, Tensor, Tensor]
 Multiply = Callable[[Tensor, Tensor], Tensor]
+NO_OPTIONS, NO_CLAIMS = Options(), Scores()
 
 
 @dataclass(frozen=True)
 class Formula:
     """A formula that may give a module's output: the contract's, or a variant of it.
 
-    scale: a key of `SCALES`. causal: how the causal mask is aligned, if it is always causal.
-    projected: whether W_o is applied. n_heads: of the query. softmax: the dtype that scores are
-    cast to. multiply, project: the product of two tensors, in the heads and in projections.
-    softcap: the cap of the scores, and of their sum with a float mask if caps_bias. sinks: those of
-    the heads. A row without an allowed key is NaN, or zeros with sinks.
+    scale: a key of `SCALES`.
+    causal: how the causal mask is aligned, if it is always causal.
+    projected: whether W_o is applied.
+    n_heads: of the query.
+    softmax: the dtype that scores are cast to.
+    multiply, project: the product of two tensors, in the heads and in projections.
+    options: what the call says of the scores beside a mask: a window, a cap, sinks or slopes.
+    claimed: what these mean.
+    A row without an allowed key is NaN, or zeros with sinks.
     """
 
     scale: str = "1/sqrt(d_k)"
@@ -77,37 +81,38 @@ class Formula:
     softmax: torch.dtype = torch.float64
     multiply: Multiply = torch.matmul
     project: Multiply = torch.matmul
-    softcap: float | None = None
-    caps_bias: bool = False
-    sinks: tuple[float, ...] | None = None
+    options: Options = NO_OPTIONS
+    claimed: Scores = NO_CLAIMS
 
-    def __call__(
-        self, inputs: tuple[Tensor, Tensor, Tensor], weights: Weights, mask: Tensor | None
-    ) -> Tensor:
-        """Return the output (B, L, D) for inputs (B, L, D) and a canonical mask, broadcastable to
-        (B, H, L, S).
+    def __call__(self, inputs: Inputs, weights: Weights, mask: Tensor | None) -> Tensor:
+        """Return the output (B, L, D) for inputs (B, L, D) and a canonical mask.
+
+        mask: broadcastable to (B, H, L, S).
         """
-        scores, v = (
-            self.scores(*inputs[:2], weights),
-            heads_of(inputs[2], weights, "v", self.n_heads, self.project),
-        )
-        options = Options(mask, is_causal=self.causal is not None)
-        allowed, bias = allowed_by(options, scores, self.causal or "top_left")
-        total = (
-            capped(scores + bias, self.softcap)
-            if self.caps_bias
-            else capped(scores, self.softcap) + bias
-        )
-        total = total.masked_fill(~allowed, -math.inf)
-        if self.sinks is None:
+        query, key, value = inputs
+        total, allowed = self._masked(self.scores(query, key, weights), mask)
+        v = heads_of(value, weights, "v", self.n_heads, self.project)
+        if self.options.sinks is None:
             p = total.softmax(-1, dtype=self.softmax).to(v.dtype)
         else:
-            p = weights_of(total, allowed, sinks=torch.tensor(self.sinks))
+            p = weights_of(total, allowed, sinks=torch.tensor(self.options.sinks))
         context = self.multiply(p, v).transpose(1, 2).flatten(2)
         if not self.projected:
             return context
         output = self.project(context, weights.w_o.T)
         return output if weights.b_o is None else output + weights.b_o
+
+    def _masked(self, scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the scores with cap, bias and mask, and which of them are allowed."""
+        options = self.options.change(mask=mask, is_causal=self.causal is not None)
+        alignment = self.causal or self.claimed.alignment or "top_left"
+        form = self.claimed.alibi.form if self.claimed.alibi else "signed"
+        allowed, bias = allowed_by(options, scores, alignment, form)
+        if self.claimed.softcap == "after_bias":
+            total = capped(scores + bias, options.softcap)
+        else:
+            total = capped(scores, options.softcap) + bias
+        return total.masked_fill(~allowed, -math.inf), allowed
 
     def scores(self, query: Tensor, key: Tensor, weights: Weights) -> Tensor:
         """Return the scores (B, H, L, S), before any mask."""
@@ -124,14 +129,13 @@ def heads_of(
     n_heads: int = CONFIG.n_heads,
     project: Multiply = torch.matmul,
 ) -> Tensor:
-    """Return an input (B, L, D), projected and split, with key and value heads repeated: (B, H, L,
-    d_k).
-    """
+    """Return the heads (B, H, L, d_k) of an input (B, L, D), those of key and value repeated."""
     named, head_dim = dict(weights.named()), len(weights.w_q) // n_heads
     if role == "v":
         head_dim = len(weights.w_v) * head_dim // len(weights.w_k)
-    projected, bias = project(x, named[f"w_{role}"].T), named.get(f"b_{role}")
-    projected = projected if bias is None else projected + bias
+    projected = project(x, named[f"w_{role}"].T)
+    if f"b_{role}" in named:
+        projected = projected + named[f"b_{role}"]
     heads = projected.unflatten(-1, (-1, head_dim)).transpose(1, 2)
     repeated: Tensor = heads.repeat_interleave(n_heads // heads.shape[1], 1)
     return repeated
@@ -150,47 +154,43 @@ def tolerance_of(dtype: torch.dtype) -> float:
 
 
 def is_close(output: object, expected: Tensor, tolerance: float | None = None) -> bool:
-    """Return whether an output is what a formula gives, up to a tolerance, by default that of its
-    dtype.
+    """Return whether an output is what a formula gives.
+
+    tolerance: by default that of its dtype.
     """
     return share_close(output, expected, tolerance) == 1.0
 
 
 def share_close(output: object, expected: Tensor, tolerance: float | None = None) -> float:
-    """Return the share of the rows of an output that are what a formula gives, as for `is_close`;
-    NaN for anything.
-    """
+    """Return the share of the rows of an output that are what a formula gives; NaN is anything."""
     if not isinstance(output, Tensor) or output.shape != expected.shape:
         return 0.0
-    tolerance = tolerance_of(output.dtype) if tolerance is None else tolerance
-    close = (
-        output.detach().double() - expected
-    ).abs() <= tolerance * expected.nan_to_num().abs().max()
+    if tolerance is None:
+        tolerance = tolerance_of(output.dtype)
+    distance = (output.detach().double() - expected).abs()
+    close = distance <= tolerance * expected.nan_to_num().abs().max()
     return float((close | expected.isnan()).all(-1).double().mean())
 
 
 def changed(output: Tensor, other: Tensor) -> Tensor:
-    """Return which elements of two outputs differ in the first half of their digits; NaN is equal
-    to NaN.
+    """Return which elements of two outputs differ in the first half of their digits.
+
+    NaN is equal to NaN.
     """
-    digits = math.sqrt(
-        torch.finfo(output.dtype if output.is_floating_point() else torch.float32).eps
-    )
+    dtype = output.dtype if output.is_floating_point() else torch.float32
+    digits = math.sqrt(torch.finfo(dtype).eps)
     scale = torch.stack([output, other]).nan_to_num(posinf=0.0, neginf=0.0).abs().max()
-    same = (
-        (output == other)
-        | (output.isnan() & other.isnan())
-        | ((output - other).abs() <= digits * scale)
-    )
-    return ~same
+    near = (output - other).abs() <= digits * scale
+    return ~((output == other) | (output.isnan() & other.isnan()) | near)
 
 
 @dataclass(frozen=True)
 class Probe:
     """Small random inputs: query (B, L, D), key and value (B, S, D).
 
-    cross_attention: as in `Claims`. last_is_zero: whether the last position of each input is all
-    zeros. value_is_key: whether they are one tensor, even if they need not be.
+    cross_attention: as in `Claims`.
+    last_is_zero: whether the last position of each input is all zeros.
+    value_is_key: whether they are one tensor, even if they need not be.
     """
 
     batch: int
@@ -201,34 +201,37 @@ class Probe:
     value_is_key: bool = False
 
     @property
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+    def inputs(self) -> Inputs:
         """Query, key and value in float64."""
         generator = torch.Generator().manual_seed(0)
 
         def draw(length: int) -> Tensor:
-            drawn = torch.randn(
-                self.batch, length, CONFIG.d_model, generator=generator, dtype=torch.float64
-            )
+            shape = self.batch, length, CONFIG.d_model
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
             return drawn * (torch.arange(length) < length - self.last_is_zero)[:, None]
 
         query = draw(self.queries)
-        key = draw(self.keys) if self.cross_attention else query
-        return (
-            query,
-            key,
-            draw(self.keys) if self.cross_attention is True and not self.value_is_key else key,
-        )
+        if not self.cross_attention:
+            return query, query, query
+        key = draw(self.keys)
+        if self.cross_attention == "memory" or self.value_is_key:
+            return query, key, key
+        return query, key, draw(self.keys)
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """L and S of the inputs."""
+        return self.queries, self.keys if self.cross_attention else self.queries
 
     def mask(self, axes: str, *, causal: bool) -> Tensor:
-        """Return a boolean mask (B, H, L, S), True = may attend, that differs along the given axes
-        of "bhls".
+        """Return a boolean mask (B, H, L, S), True = may attend: each row has keys of both kinds.
 
-        Each row has a key that is allowed and one that is not. causal: allow the first key in each
-        row, so that the causal mask leaves no row empty.
+        axes: of "bhls", those along which it differs.
+        causal: allow the first key in each row, so that the causal mask leaves no row empty.
         """
-        keys = self.keys if self.cross_attention else self.queries
-        sizes = {"b": self.batch, "h": CONFIG.n_heads, "l": self.queries, "s": keys}
-        shape = tuple(size if axis in axes else 1 for axis, size in sizes.items())
+        queries, keys = self.lengths
+        sizes = {"b": self.batch, "h": CONFIG.n_heads, "l": queries, "s": keys}
+        shape = [size if axis in axes else 1 for axis, size in sizes.items()]
         order = torch.rand(shape, generator=torch.Generator().manual_seed(1))
         if causal:
             order[..., 0] = -1.0
@@ -243,8 +246,10 @@ Change = Callable[[Weights], Weights]
 class SpecialCase:
     """Trial runs in which a fault may not show, so that the rest of the class does.
 
-    name: what is special, to be read after "explains its output only". weights: what becomes of
-    random weights. sizes: B, L and S of two probes. last_is_zero, value_is_key: as of `Probe`.
+    name: what is special, to be read after "explains its output only".
+    weights: what becomes of random weights.
+    sizes: B, L and S of two probes.
+    last_is_zero, value_is_key: as of `Probe`.
     """
 
     name: str
@@ -256,16 +261,15 @@ class SpecialCase:
     def probes(
         self, cross_attention: bool | Literal["memory"], multiple: int = 1
     ) -> tuple[Probe, ...]:
-        """Return two probes whose sizes are ordered differently, so that nothing fits both by
-        coincidence.
+        """Return two probes whose sizes are ordered differently, so that nothing fits by chance.
 
         multiple: what lengths must be multiples of; two of them are as long as four positions.
         """
-        kind = cross_attention, self.last_is_zero, self.value_is_key
 
         def multiplied(length: int) -> int:
             return length if multiple == 1 else -(-length // 2) * multiple
 
+        kind = cross_attention, self.last_is_zero, self.value_is_key
         return tuple(
             Probe(batch, multiplied(queries), multiplied(keys), *kind)
             for batch, queries, keys in self.sizes
@@ -276,15 +280,19 @@ class SpecialCase:
         return self.weights(Weights.random(config, 0))
 
 
+def _each_weight(change: Callable[[str, Tensor], Tensor]) -> Change:
+    """Return what changes each weight, given its name, into another one."""
+
+    def changed_weights(weights: Weights) -> Weights:
+        named = {name: change(name, tensor) for name, tensor in weights.named()}
+        return replace(weights, **named)
+
+    return changed_weights
+
+
 def _zeros(names: str) -> Change:
-    """Return the change that sets weights to zero whose names begin with one of these words."""
-    return lambda weights: _changed(
-        weights, lambda name, tensor: tensor * (not name.startswith(tuple(names.split())))
-    )
-
-
-def _changed(weights: Weights, change: Callable[[str, Tensor], Tensor]) -> Weights:
-    return replace(weights, **{name: change(name, tensor) for name, tensor in weights.named()})
+    """Return what sets weights to zero whose names begin with one of these words."""
+    return _each_weight(lambda name, tensor: tensor * (not name.startswith(tuple(names.split()))))
 
 
 def _values_as_keys(weights: Weights) -> Weights:
@@ -293,9 +301,8 @@ def _values_as_keys(weights: Weights) -> Weights:
 
 def _one_head_repeated(name: str, tensor: Tensor) -> Tensor:
     axis = 1 if name == "w_o" else 0
-    if (
-        name == "b_o" or tensor.shape[axis] % CONFIG.n_heads
-    ):  # or one key or value that all heads share
+    is_shared = tensor.shape[axis] % CONFIG.n_heads > 0  # one key or value for all heads
+    if name == "b_o" or is_shared:
         return tensor
     first = tensor.narrow(axis, 0, tensor.shape[axis] // CONFIG.n_heads)
     return torch.cat([first] * CONFIG.n_heads, axis)
@@ -313,11 +320,8 @@ EQUAL_LENGTHS = SpecialCase("with as many keys as queries", sizes=((3, 5, 5), (7
 SPECIAL_CASES = (
     SpecialCase("without biases", _zeros("b_")),
     SpecialCase("where key and value are equal", _values_as_keys, value_is_key=True),
-    SpecialCase("where all heads are alike", lambda weights: _changed(weights, _one_head_repeated)),
-    SpecialCase(
-        "where all columns of a projection are alike",
-        lambda weights: _changed(weights, _one_column_repeated),
-    ),
+    SpecialCase("where all heads are alike", _each_weight(_one_head_repeated)),
+    SpecialCase("where all columns of a projection are alike", _each_weight(_one_column_repeated)),
     SpecialCase("where the last key is zero", _zeros("b_"), last_is_zero=True),
     EQUAL_LENGTHS,
     SpecialCase("with a batch of 1", sizes=((1, 4, 6), (1, 6, 4))),
@@ -335,15 +339,26 @@ def most_biases(biases: Collection[bool | str]) -> bool | str:
     >>> most_biases({False, "qvo"})
     'qvo'
     """
-    counts = {
-        bias: sum(Config(1, 1, bias=bias).has_bias(role) for role in "qkvo") for bias in biases
-    }
-    return max(counts, key=counts.__getitem__, default=False)
+    return max(biases, key=lambda bias: len(biased_roles(bias)), default=False)
+
+
+def biased_roles(bias: bool | str) -> str:
+    """Return the projections that have a bias with a value of `Config.bias`, such as "qkvo"."""
+    config = Config(1, 1, bias=bias)
+    return "".join(role for role in "qkvo" if config.has_bias(role))
+
+
+def each_once(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """Return query, key and value after a change; what is one tensor stays one tensor."""
+    query, key, value = inputs
+    changed_query = change(query)
+    changed_key = changed_query if key is query else change(key)
+    if value is key:
+        return changed_query, changed_key, changed_key
+    return changed_query, changed_key, changed_query if value is query else change(value)
 
 
 def additive(mask: Tensor) -> Tensor:
-    """Return a boolean mask as an additive one: -infinity, and small numbers that vary along the
-    last axis.
-    """
+    """Return a boolean mask as one of -infinity and small numbers, which vary along the keys."""
     numbers = mask.cumsum(-1, dtype=torch.float64) / 7
     return numbers.masked_fill(~mask, -math.inf)

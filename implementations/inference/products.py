@@ -1,20 +1,17 @@
-"""How a class multiplies numbers of float32: as they are, or rounded first, as TF32 units and some
-libraries do.
-"""
+"""How a class multiplies numbers of float32: as they are, or rounded first, as TF32 units do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import torch
 from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.probes import Formula
-from mha.spec import Rounding
+from mha.implementations.inference.nearest_projections import is_output
+from mha.implementations.inference.probes import Formula, each_once
 from mha.spec.dtypes import in_tf32
 from mha.spec.rounding import Products
 
@@ -28,39 +25,35 @@ ALIKE = 0.7
 Limbs = tuple[Tensor, ...]
 
 
-def find_products(candidate: Candidate) -> None:
-    """Claim that products are of rounded numbers, if the errors of outputs in float32 are those of
-    such products.
-    """
-    if not candidate.explained or "float32" not in candidate.implementation().claims.dtypes:
-        return
-    single = replace(candidate, dtype=torch.float32)
-    given = candidate.probes[0].inputs
-    rounded = {id(x): x.float().double() for x in given}  # inputs that are one tensor stay one
-    query, key, value = (rounded[id(x)] for x in given)
-    result, weights = (
-        single.call_plainly((query, key, value)),
-        candidate.weights.to(torch.float32).to(torch.float64),
-    )
-    exact = candidate.formula((query, key, value), weights, None)
-    if result is None or result.output.shape != exact.shape:
-        return
+def find_products(candidate: Candidate) -> Candidate:
+    """Claim products of rounded numbers, if the errors of outputs in float32 are theirs."""
+    dtypes = candidate.implementation().claims.dtypes
+    if not candidate.explained or "float32" not in dtypes:
+        return candidate
+    single = candidate.trying(dtype=torch.float32)
+    inputs = each_once(lambda x: x.float().double(), candidate.probes[0].inputs)
+    result = single.call_plainly(inputs)
+    weights = candidate.weights.to(torch.float32).to(torch.float64)
+    exact = candidate.formula(inputs, weights, None)
+    if result is None or not is_output(result, exact):
+        return candidate
     error = result.output.detach().double() - exact
     if not bool(error.abs().max() > SMALL * exact.abs().max()):
-        return
+        return candidate
     likeness = dict[Products, float]()
     for kind, formula in _simulations(candidate.formula):
-        simulated = formula((query, key, value), weights, None) - exact
+        simulated = formula(inputs, weights, None) - exact
         likeness[kind] = max(likeness.get(kind, 0.0), _likeness(error, simulated))
     best = max(likeness, key=likeness.__getitem__)
-    if likeness[best] >= ALIKE:
-        rounding = candidate.claims.get("rounding", Rounding())
-        candidate.claims["rounding"] = replace(rounding, products=best)
+    if likeness[best] < ALIKE:
+        return candidate
+    return candidate.claiming(rounding=replace(candidate.claimed("rounding"), products=best))
 
 
 def _simulations(formula: Formula) -> Iterator[tuple[Products, Formula]]:
-    """Yield the formula with rounded factors: of all products, and of those of heads alone, as in a
-    kernel.
+    """Yield the formula with rounded factors: of all products, and of those of heads only.
+
+    Those of heads are the products of a kernel.
     """
     kinds: dict[Products, tuple[Callable[[Tensor], Limbs], ...]] = {
         "tf32": (_without_last_bits, _to_tf32),
@@ -68,12 +61,10 @@ def _simulations(formula: Formula) -> Iterator[tuple[Products, Formula]]:
         "bf16x3": (_in_two_parts,),
     }
     for kind, roundings in kinds.items():
-        for limbs, of_heads in product(roundings, (False, True)):
+        for limbs in roundings:
             multiply = partial(_multiply, limbs)
-            yield (
-                kind,
-                replace(formula, multiply=multiply, project=torch.matmul if of_heads else multiply),
-            )
+            yield kind, replace(formula, multiply=multiply, project=multiply)
+            yield kind, replace(formula, multiply=multiply)
 
 
 def _multiply(limbs: Callable[[Tensor], Limbs], a: Tensor, b: Tensor) -> Tensor:
@@ -101,9 +92,7 @@ def _in_two_parts(x: Tensor) -> Limbs:
 
 
 def _likeness(error: Tensor, simulated: Tensor) -> float:
-    """Return the cosine of the angle between two errors; 0 if one is more than twice as large as
-    the other.
-    """
+    """Return the cosine of the angle between two errors; 0 if one is more than twice the other."""
     sizes = error.norm(), simulated.norm()
     if not bool(max(sizes) <= 2 * min(sizes)):
         return 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -17,60 +17,65 @@ from mha.implementations.inference.projections import Unclear, parameter_maps
 
 
 def refusal(
-    empty: Candidate, module: nn.Module, arguments: Mapping[str, str], problems: Sequence[Unclear]
+    empty: Candidate, module: nn.Module, problems: Sequence[Unclear]
 ) -> ImplementationError:
-    """Return why a module is not read, and what to do; problems: what is left open by each way of
-    reading it.
+    """Return why a module is not read, and what to do.
+
+    problems: what each way of reading it leaves open.
     """
     label, problem = empty.label, problems[0]
-    if offsets := ", ".join(
-        name for name in empty.signature.others if name.startswith("cu_seqlens")
-    ):
+    others = empty.signature.others
+    offsets = ", ".join(name for name in others if name.startswith("cu_seqlens"))
+    if offsets:
         return ImplementationError(
             f"{label} takes sequences packed one after another ({offsets}); judge a module of a"
             f" batch, (b, l, d), that packs its items, calls {label}, and unpacks the result"
         )
-    if variables := ", ".join(read_from_module(empty.constructor)):
-        advice = building_advice(label, empty.constructor, arguments)
+    constructor = empty.declared.constructor
+    variables = ", ".join(read_from_module(constructor))
+    if variables:
+        advice = building_advice(label, constructor, empty.arguments)
         return ImplementationError(
             f"{label} reads {variables} from its module: {problem}; {advice}"
         )
     unknown = _unknown_inputs(empty)
     advice = f"{unknown}{_advice(empty, module)}"
-    if isinstance(problem, EachCallRaises):
-        tries = [each.raised for each in problems if isinstance(each, EachCallRaises)]
-        raised = main_one(tries)
-        if raised.needs:
-            return ImplementationError(f"{label} {raised.needs} (each call raises {raised})")
-        if raised.place and not (
-            unknown or raised.is_of_none
-        ):  # no declaration changes the code that is called
-            return ImplementationError(f"{label} cannot be judged: {calls_raise(raised, tries)}")
-        return ImplementationError(
-            f"{label} needs a declaration: {calls_raise(raised, tries)}{advice}"
-        )
-    return ImplementationError(f"{label} needs a declaration: {problem}{advice}")
+    if not isinstance(problem, EachCallRaises):
+        return ImplementationError(f"{label} needs a declaration: {problem}{advice}")
+    tries = [each.raised for each in problems if isinstance(each, EachCallRaises)]
+    raised = main_one(tries)
+    if raised.needs:
+        return ImplementationError(f"{label} {raised.needs} (each call raises {raised})")
+    said = calls_raise(raised, tries)
+    if raised.place and not unknown and not raised.is_of_none:
+        # No declaration changes the code that is called.
+        return ImplementationError(f"{label} cannot be judged: {said}")
+    return ImplementationError(f"{label} needs a declaration: {said}{advice}")
 
 
 def calls_raise(raised: Raised, tries: Sequence[Sequence[Raised]]) -> str:
-    """Return what calls raise: an exception that most of them share, and another one of the usual
-    layout, if any does.
+    """Return what calls raise: what most of them do, and another exception of the usual layout.
 
     An error of the code itself explains the others.
     """
-    others = [
-        each[0] for each in tries if (each[0].kind, each[0].place) != (raised.kind, raised.place)
-    ]
-    if not others or raised.is_of_code:
-        return f"each call raises {raised}" if not others else f"calls raise {raised}"
+    others = []
+    for first, *_ in tries:
+        if (first.kind, first.place) != (raised.kind, raised.place):
+            others.append(first)
+    if not others:
+        return f"each call raises {raised}"
+    if raised.is_of_code:
+        return f"calls raise {raised}"
     return f"calls raise {raised}; in other dtypes, or with other lengths, {others[0]}"
 
 
 def _unknown_inputs(empty: Candidate) -> str:
     """Return a remark on what `forward` requires that has no known name."""
     unknown = [name for name in empty.signature.others if name not in NEUTRAL_MEANING]
+    if not unknown:
+        return ""
     advice = "of no known meaning, and was given None; pass call=... that gives something else"
-    return f"; forward also requires {', '.join(unknown)}, {advice}" if unknown else ""
+    return f"; forward also requires {', '.join(unknown)}, {advice}"
 
 
 def _advice(empty: Candidate, module: nn.Module) -> str:

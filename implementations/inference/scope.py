@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,11 +19,11 @@ from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest_projections import (
     Bias,
-    find_formula,
     formula_of,
     outputs_of,
+    with_formula,
 )
-from mha.implementations.inference.probes import CONFIG, changed
+from mha.implementations.inference.probes import CONFIG, changed, each_once
 from mha.implementations.inference.projections import not_loaded
 
 NORM_WORDS = ("norm", "ln", "layernorm", "rmsnorm")
@@ -54,20 +55,21 @@ CAPPING = frozenset({"tanh", "tanh_"})
 def require_plain(candidates: Sequence[Candidate], module: nn.Module) -> None:
     """Raise ImplementationError for a module that computes more than attention, with what that is.
 
-    candidates: the ways to understand it, none of which explains its outputs. module: that of the
-    trial runs.
+    candidates: the ways to understand it, none of which explains its outputs.
+    module: that of the trial runs.
     """
-    working = [replace(each) for each in candidates if len(outputs_of(each)) == len(each.probes)]
+    working = []
+    for each in candidates:
+        if len(outputs_of(each)) == len(each.probes):
+            working.append(replace(each))  # a copy, whose calls are its own
     if not working:
         return
     first = working[0]
     norms = [name for name in _norms(module) if _differs(first, _left_out([name]))]
-    residual = next(filter(None, (_residual(each, norms) for each in working)), "")
-    positions = _positions(first, module)
     found = [
-        residual,
+        _residual(working, norms),
         _normalises(first, norms),
-        positions or _others(working, module, norms),
+        _positions(first, module) or _more_projections(working, module, norms),
         _sinks(first, module),
     ]
     if not any(found):
@@ -79,50 +81,60 @@ def require_plain(candidates: Sequence[Candidate], module: nn.Module) -> None:
 
 
 def without_window(candidate: Candidate) -> Candidate:
-    """Return a candidate whose window, found by its argument, is as wide as the longest input, if
-    it is narrower.
-    """
-    given = getattr(candidate.constructor, "keywords", {})
-    for name, parameter in parameters_of(candidate.constructor).items():
-        narrow = (
-            type(parameter.default) is int
-            and 0 < parameter.default < MAX_LENGTH
-            and name not in given
-        )
-        if narrow and _has_word(name, WINDOW_WORDS):
-            wide = replace(
-                candidate, constructor=partial(candidate.constructor, **{name: MAX_LENGTH})
-            )
-            if find_formula(wide):
-                return wide
+    """Return a candidate whose window, found by its argument, is as wide as the longest input."""
+    constructor = candidate.declared.constructor
+    for name, parameter in parameters_of(constructor).items():
+        is_size = type(parameter.default) is int and 0 < parameter.default < MAX_LENGTH
+        if not is_size or name in candidate.declared.keywords:
+            continue
+        if _has_word(name, WINDOW_WORDS):
+            wide = partial(constructor, **{name: MAX_LENGTH})
+            explained = with_formula(candidate.declaring(constructor=wide))
+            if explained:
+                return explained
     return candidate
 
 
 def _norms(module: nn.Module) -> list[str]:
     """Return the submodules that normalise, by their names or those of their classes."""
-    kinds = {
-        name: words_of(f"{name.rpartition('.')[2]}_{type(x).__name__}")
-        for name, x in module.named_modules()
-    }
-    return [name for name, words in kinds.items() if name and not {*NORM_WORDS}.isdisjoint(words)]
+    norms = []
+    for name, part in module.named_modules():
+        words = words_of(f"{name.rpartition('.')[2]}_{type(part).__name__}")
+        if name and not {*NORM_WORDS}.isdisjoint(words):
+            norms.append(name)
+    return norms
 
 
-def _residual(candidate: Candidate, norms: Sequence[str]) -> str:
-    """Return what to do about a residual connection, if a formula gives the output less the input."""
-    parameters = candidate.forward_parameters.values()
-    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    for left_out in {(), tuple(norms)}:
-        outputs = outputs_of(candidate, change=_left_out(left_out))
-        pairs = list(zip(outputs, candidate.probes, strict=False))
-        if any(output.shape != probe.inputs[0].shape for output, probe in pairs):
-            continue
-        if find_formula(replace(candidate), [output - probe.inputs[0] for output, probe in pairs]):
-            return (
-                "it adds its input to its output (a residual connection); to judge its attention,"
-                f" derive a class whose forward returns super().forward({', '.join(names)}) -"
-                f" {names[0]}"
-            )
+def _residual(candidates: Sequence[Candidate], norms: Sequence[str]) -> str:
+    """Return what to do about a residual connection, if a formula gives the rest of the output."""
+    for candidate in candidates:
+        for left_out in {(), tuple(norms)}:
+            if _adds_its_input(candidate, left_out):
+                names = _named_parameters(candidate)
+                return (
+                    "it adds its input to its output (a residual connection); to judge its"
+                    " attention, derive a class whose forward returns"
+                    f" super().forward({', '.join(names)}) - {names[0]}"
+                )
     return ""
+
+
+def _named_parameters(candidate: Candidate) -> list[str]:
+    """Return the parameters of `forward` that have a name of their own."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = candidate.declared.forward_parameters.values()
+    return [each.name for each in parameters if each.kind not in variadic]
+
+
+def _adds_its_input(candidate: Candidate, left_out: Sequence[str]) -> bool:
+    """Return whether a formula gives the output less the input, without some submodules."""
+    outputs = outputs_of(candidate, change=_left_out(left_out))
+    differences = []
+    for output, probe in zip(outputs, candidate.probes, strict=False):
+        if output.shape != probe.inputs[0].shape:
+            return False
+        differences.append(output - probe.inputs[0])
+    return with_formula(candidate, differences) is not None
 
 
 def _normalises(candidate: Candidate, norms: Sequence[str]) -> str:
@@ -131,19 +143,29 @@ def _normalises(candidate: Candidate, norms: Sequence[str]) -> str:
         return ""
     query, seen = candidate.probes[0].inputs[0], list[Tensor]()
     candidate.call(candidate.probes[0].inputs, change=lambda module: _watch(module, norms, seen))
-    of_input = any(
-        sorted(x.flatten().tolist()) == sorted(query.flatten().tolist()) for x in seen
-    )  # in any layout
-    named = ", ".join(f"`{name}`" for name in norms)
-    paths = [re.sub(r"\.(\d+)", r"[\1]", name) for name in norms]
-    settings = " and ".join(f"self.{path} = torch.nn.Identity()" for path in paths)
+    numbers = sorted(query.flatten().tolist())  # in any layout
+    what = "what it computes"
+    if numbers in [sorted(x.flatten().tolist()) for x in seen]:
+        what = "its input"
+    settings = " and ".join(f"self.{_code_of(name)} = torch.nn.Identity()" for name in norms)
     return (
-        f"it normalises {'its input' if of_input else 'what it computes'} ({named}); to judge its"
+        f"it normalises {what} ({_quoted(norms)}); to judge its"
         f" attention, derive a class whose constructor sets {settings}"
     )
 
 
+def _code_of(name: str) -> str:
+    """Return the code of a dotted name: layers[0].norm for layers.0.norm."""
+    return re.sub(r"\.(\d+)", r"[\1]", name)
+
+
+def _quoted(names: Iterable[str], prefix: str = "") -> str:
+    """Return names as code, in one line."""
+    return ", ".join(f"`{prefix}{name}`" for name in names)
+
+
 def _watch(module: nn.Module, names: Sequence[str], seen: list[Tensor]) -> None:
+    """Collect the inputs of submodules."""
     for name in names:
         module.get_submodule(name).register_forward_pre_hook(
             lambda _, inputs: seen.append(inputs[0].detach())
@@ -153,38 +175,28 @@ def _watch(module: nn.Module, names: Sequence[str], seen: list[Tensor]) -> None:
 def _positions(candidate: Candidate, module: nn.Module) -> str:
     """Return what adds positions, by a name, if the output depends on it."""
     tensors = [*dict(module.named_parameters()), *dict(module.named_buffers())]
-    used = [
-        name
-        for name in tensors
-        if _has_word(name, POSITION_WORDS) and _differs(candidate, _shifted(name))
-    ]
-    functions = {
-        name for name in names_used(type(module), bases=False) if _has_word(name, ROTARY_WORDS)
-    }
-    if not used and functions and _depends_on_order(candidate):
-        used = sorted(functions)
-    return (
-        f"it depends on positions ({', '.join(f'`{name}`' for name in used)}); {LEAVE_OUT}"
-        if used
-        else ""
-    )
+    used = _used(candidate, _with_words(tensors, POSITION_WORDS))
+    if not used:
+        functions = sorted(names_used(type(module), bases=False))
+        used = _with_words(functions, ROTARY_WORDS)
+        if not used or not _depends_on_order(candidate):
+            return ""
+    return f"it depends on positions ({_quoted(used)}); {LEAVE_OUT}"
 
 
 def _sinks(candidate: Candidate, module: nn.Module) -> str:
     """Return what takes weight from the keys, by a name, if the output depends on it."""
-    names = [name for name, _ in module.named_parameters() if _has_word(name, SINK_WORDS)]
-    used = [name for name in names if _differs(candidate, _shifted(name))]
-    return (
-        f"it adds scores without a key ({', '.join(f'`{name}`' for name in used)}); {LEAVE_OUT}"
-        if used
-        else ""
-    )
+    used = _used(candidate, _with_words(dict(module.named_parameters()), SINK_WORDS))
+    return f"it adds scores without a key ({_quoted(used)}); {LEAVE_OUT}" if used else ""
+
+
+def _used(candidate: Candidate, names: Iterable[str]) -> list[str]:
+    """Return the parameters and buffers on which the output depends."""
+    return [name for name in names if _differs(candidate, _shifted(name))]
 
 
 def _biased_by_distance(candidates: Sequence[Candidate]) -> str:
-    """Return which scores depend on the distance of query and key, if a formula with that gives the
-    outputs.
-    """
+    """Return which scores depend on the distance of query and key, if that explains the outputs."""
     for candidate in candidates:
         outputs = outputs_of(candidate)
         for bias, what in BIASES.items():
@@ -194,9 +206,13 @@ def _biased_by_distance(candidates: Sequence[Candidate]) -> str:
 
 
 def _alibi(queries: int, keys: int) -> Tensor:
-    """Return ALiBi (H, L, S) that grows towards later keys, as it does where later ones are hidden."""
+    """Return ALiBi (H, L, S) that grows towards later keys, as where these are hidden."""
     slopes = 2.0 ** (-8 * torch.arange(1, CONFIG.n_heads + 1, dtype=torch.float64) / CONFIG.n_heads)
     return slopes[:, None, None] * _distance(queries, keys)
+
+
+def _symmetric_alibi(queries: int, keys: int) -> Tensor:
+    return -_alibi(queries, keys).abs()
 
 
 def _distance(queries: int, keys: int) -> Tensor:
@@ -209,14 +225,9 @@ def _window(size: int, queries: int, keys: int) -> Tensor:
 
 ALIBI = "it adds a bias that grows with the distance of query and key (ALiBi)"
 # What is done by distance, by the mask (L, S) or (H, L, S) that does it.
-BIASES: dict[Bias, str] = {
-    lambda queries, keys: -_alibi(queries, keys).abs(): ALIBI,
-    _alibi: ALIBI,
-    **{
-        partial(_window, size): f"it attends to at most {size} positions on a side"
-        for size in range(1, 6)
-    },
-}
+BIASES: dict[Bias, str] = {_symmetric_alibi: ALIBI, _alibi: ALIBI}
+for _size in range(1, 6):
+    BIASES[partial(_window, _size)] = f"it attends to at most {_size} positions on a side"
 
 
 def _does_more(candidate: Candidate) -> str:
@@ -225,11 +236,9 @@ def _does_more(candidate: Candidate) -> str:
         outputs = outputs_of(candidate)
     turning = sorted(TURNING & functions.names)
     if turning and _depends_on_order(candidate):
-        return (
-            f"it depends on positions ({', '.join(f'`torch.{name}`' for name in turning)});"
-            f" {LEAVE_OUT}"
-        )
-    if normalising := sorted(NORMALISING & functions.names):
+        return f"it depends on positions ({_quoted(turning, 'torch.')}); {LEAVE_OUT}"
+    normalising = sorted(NORMALISING & functions.names)
+    if normalising:
         with _Functions(left_out=NORMALISING):
             unnormalised = outputs_of(candidate)
         if _differ(outputs, unnormalised):
@@ -237,14 +246,15 @@ def _does_more(candidate: Candidate) -> str:
     if CAPPING & functions.names:
         with _Functions(left_out=CAPPING):
             uncapped = outputs_of(candidate)
-        if find_formula(replace(candidate), uncapped):
+        if with_formula(candidate, uncapped):
             return f"it caps its scores (`tanh`); {LEAVE_OUT}"
     return ""
 
 
 class _Functions(TorchFunctionMode):
-    """Records the names of the functions of torch that are called; those left out return their
-    first argument.
+    """Records the names of the functions of torch that are called.
+
+    left_out: those that return their first argument instead.
     """
 
     def __init__(self, left_out: Collection[str] = ()) -> None:
@@ -260,33 +270,37 @@ class _Functions(TorchFunctionMode):
         return args[0] if name in self.left_out else function(*args, **(kwargs or {}))
 
 
-def _others(candidates: Sequence[Candidate], module: nn.Module, norms: Sequence[str]) -> str:
-    """Return the matrices on which the output depends, and that no candidate loads, except those of
-    norms.
+def _more_projections(
+    candidates: Sequence[Candidate], module: nn.Module, norms: Sequence[str]
+) -> str:
+    """Return the matrices on which the output depends, and that no candidate loads.
+
+    Those of norms are left out.
     """
-    unloaded = set.intersection(*(set(not_loaded(module, each.parameters)) for each in candidates))
-    matrices = {name for name, parameter in module.named_parameters() if parameter.ndim > 1}
-    names = sorted(name for name in unloaded & matrices if not name.startswith(tuple(norms)))
-    used = [name for name in names if _differs(candidates[0], _shifted(name))]
-    layers = dict.fromkeys(name.rpartition(".")[0] or name for name in used)
-    return (
-        f"it computes with more than four projections ({', '.join(f'`{name}`' for name in layers)})"
-        if used
-        else ""
-    )
+    unloaded = {name for name, parameter in module.named_parameters() if parameter.ndim > 1}
+    for each in candidates:
+        unloaded &= set(not_loaded(module, each.declared.parameters))
+    layers = dict[str, None]()  # a set in order
+    for name in _used(candidates[0], sorted(unloaded)):
+        if not name.startswith(tuple(norms)):
+            layers[name.rpartition(".")[0] or name] = None
+    return f"it computes with more than four projections ({_quoted(layers)})" if layers else ""
 
 
-def _has_word(name: str, words: Sequence[str]) -> bool:
-    return any(word in words for word in words_of(name))
+def _has_word(name: str, words: Collection[str]) -> bool:
+    return not {*words}.isdisjoint(words_of(name))
+
+
+def _with_words(names: Iterable[str], words: Collection[str]) -> list[str]:
+    """Return the names that have one of several words."""
+    return [name for name in names if _has_word(name, words)]
 
 
 def _depends_on_order(candidate: Candidate) -> bool:
-    """Return whether the output of an item changes, but for its order, when its positions are
-    reversed.
-    """
+    """Return whether more than the order of outputs changes when all positions are reversed."""
     inputs = candidate.probes[0].inputs
-    flipped = {id(x): x.flip(1) for x in inputs}  # one tensor stays one tensor
-    before, after = candidate.call(inputs), candidate.call(tuple(flipped[id(x)] for x in inputs))
+    flipped = each_once(lambda x: x.flip(1), inputs)
+    before, after = candidate.call(inputs), candidate.call(flipped)
     if before is None or after is None or before.output.shape != after.output.shape:
         return False
     return bool(changed(before.output, after.output.flip(1)).any())
@@ -309,9 +323,8 @@ def _shifted(name: str) -> Callable[[nn.Module], None]:
     def change(module: nn.Module) -> None:
         tensor = dict([*module.named_parameters(), *module.named_buffers()])[name]
         if tensor.is_floating_point():
-            tensor.data += torch.randn(
-                tensor.shape, generator=torch.Generator().manual_seed(0), dtype=tensor.dtype
-            )
+            generator = torch.Generator().manual_seed(0)
+            tensor.data += torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
 
     return change
 

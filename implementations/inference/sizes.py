@@ -1,25 +1,22 @@
-"""The sizes that trial runs show: widths of heads, lengths of which not all are taken, and the
-longest input.
-"""
+"""The sizes that trial runs show: widths of heads, lengths, and the longest input."""
 
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from itertools import product
+from functools import cache
 from time import process_time
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from mha.implementations.adapters.construction import MAX_LENGTH, SHORT
-from mha.implementations.inference.candidate import Candidate, Kind
-from mha.implementations.inference.probes import CONFIG, Probe, is_close
+from mha.implementations.adapters.construction import MAX_LENGTH, SHORT, built_for
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.probes import CONFIG, Probe, each_once, is_close
 from mha.implementations.inference.projections import Unclear
 from mha.spec import Sizes
-from mha.spec.claims import Claims
 
 # In seconds of CPU time, for a call with long inputs, and for all trial runs in few sizes.
 PATIENCE = 4.0
@@ -35,74 +32,113 @@ COMMON = 64
 
 
 def in_whole_tiles(candidate: Candidate) -> Candidate:
-    """Return a candidate that claims the lengths alone that fill the tiles of any module."""
-    sizes = replace(candidate.sizes, length_multiple=TILES[-1])
-    return replace(candidate, claims=candidate.claims | {"sizes": sizes})
+    """Return a candidate that claims only the lengths that fill the tiles of any module."""
+    return candidate.claiming(sizes=replace(candidate.sizes, length_multiple=TILES[-1]))
 
 
-def in_few_sizes(candidate: Kind) -> Kind:
-    """Return a candidate that claims what any kernel takes: as many keys as queries, whole tiles, a
-    common width.
+def in_few_sizes(candidate: Candidate) -> Candidate:
+    """Return a candidate that claims what any kernel takes.
+
+    That is as many keys as queries, whole tiles, and a common width.
     """
     sizes = Sizes(head_dims={COMMON}, length_multiple=TILES[-1])
-    return replace(candidate, claims=candidate.claims | {"cross_attention": False, "sizes": sizes})
+    return candidate.claiming(cross_attention=False, sizes=sizes).trying(few_sizes=True)
 
 
-def claim_more_lengths(candidate: Candidate) -> None:
+def claim_more_lengths(candidate: Candidate) -> Candidate:
     """Claim all lengths for which a module does not raise that was found in few.
 
     Raises Unclear as `claim_more_sizes` does.
     """
+    other_lengths, other_keys = "", ""
     if candidate.sizes.length_multiple > 1:
-        multiple, candidate.other_lengths = _least_tile(candidate, explained=False)
-        candidate.claims = candidate.claims | {
-            "sizes": replace(candidate.sizes, length_multiple=multiple)
-        }
+        multiple, other_lengths = _least_tile(candidate, explained=False)
+        candidate = candidate.claiming(sizes=replace(candidate.sizes, length_multiple=multiple))
     if candidate.signature.inputs and not candidate.cross_attention:
-        claims = {
-            name: claim for name, claim in candidate.claims.items() if name != "cross_attention"
-        }
-        candidate.other_keys = _problem_with_lengths(
-            replace(candidate, claims=claims), explained=False
-        )
-        candidate.claims = candidate.claims if candidate.other_keys else claims
+        general = candidate.without_claims("cross_attention")
+        other_keys = _problem_with_lengths(general, explained=False)
+        candidate = candidate if other_keys else general
+    return _with_lengths(candidate, other_keys, other_lengths)
 
 
-def claim_more_sizes(candidate: Candidate, *, explained: bool) -> None:
+def claim_explained_sizes(candidate: Candidate) -> Candidate:
+    """Claim the sizes of a kernel, found in few, of which its formula gives the output."""
+    return claim_more_sizes(candidate, explained=True)
+
+
+def claim_all_sizes(candidate: Candidate) -> Candidate:
+    """Claim all sizes for which a kernel, found in few, does not raise."""
+    wider = claim_more_sizes(candidate, explained=False)
+    if wider.claims == candidate.claims:
+        return wider
+    return replace(wider, shown="for some of the sizes that it takes")
+
+
+def claim_more_sizes(candidate: Candidate, *, explained: bool) -> Candidate:
     """Claim all sizes that a kernel takes which was found in few.
 
     explained: only those of which its formula gives the output; otherwise all for which it does not
-    raise. Then raises Unclear if it raises for sizes between those that it takes, which no claim
-    describes.
+        raise.
+
+    Raises Unclear, if not explained, for a kernel that raises for sizes between those that it
+    takes, which no claim describes.
     """
     few = in_few_sizes(candidate)
-    multiple, candidate.other_lengths = _least_tile(few, explained=explained)
+    multiple, other_lengths = _least_tile(few, explained=explained)
 
     def problem_of(width: int) -> str:
-        tried = replace(few, claims=few.claims | {"sizes": replace(few.sizes, head_dims={width})})
+        tried = few.claiming(sizes=replace(few.sizes, head_dims={width}))
         return _problem(tried, tried.probes[0], explained=explained)
 
-    widths, candidate.other_widths = _widths(problem_of)
+    widths, other_widths = _widths(problem_of)
     sizes = Sizes(length_multiple=multiple, **widths)
-    claims = {
-        name: claim
-        for name, claim in candidate.claims.items()
-        if name not in ("cross_attention", "sizes")
-    }
-    claims |= {} if sizes == Sizes() else {"sizes": sizes}
-    candidate.other_keys = _problem_with_lengths(
-        replace(candidate, claims=claims), explained=explained
-    )
-    candidate.claims = claims | ({"cross_attention": False} if candidate.other_keys else {})
+    general = candidate.without_claims("cross_attention", "sizes")
+    if sizes != Sizes():
+        general = general.claiming(sizes=sizes)
+    other_keys = _problem_with_lengths(general, explained=explained)
+    if other_keys:
+        general = general.claiming(cross_attention=False)
+    if "3" in candidate.declared.layout.split():
+        other_keys = ""  # none can be given
+    return _with_widths(_with_lengths(general, other_keys, other_lengths), other_widths)
+
+
+def _with_lengths(candidate: Candidate, other_keys: str, other_lengths: str) -> Candidate:
+    """Return the candidate with the row about lengths, of what others raise."""
+    found = []
+    if other_keys:
+        found.append(f"as many keys as queries: others raise {other_keys}")
+    if other_lengths:
+        multiple = candidate.sizes.length_multiple
+        found.append(f"multiples of {multiple}: others raise {other_lengths}")
+    return candidate.noting("lengths", "; ".join(found))
+
+
+def _with_widths(candidate: Candidate, raised: str) -> Candidate:
+    """Return the candidate with the row about widths of heads, of what others raise."""
+    if not raised:
+        return candidate.noting("head_dim", "")
+    sizes, limits = candidate.sizes, []
+    if sizes.head_dims:
+        limits.append(either(sizes.head_dims))
+    if sizes.head_dim_multiple > 1:
+        limits.append(f"a multiple of {sizes.head_dim_multiple}")
+    if sizes.max_head_dim:
+        limits.append(f"at most {sizes.max_head_dim}")
+    return candidate.noting("head_dim", f"{', '.join(limits)}: {raised}")
+
+
+def either(numbers: Collection[int]) -> str:
+    """Return numbers as alternatives: "1, 2 or 4"."""
+    *fewer, most = map(str, sorted(numbers))
+    return f"{', '.join(fewer)} or {most}" if fewer else most
 
 
 def _problem_with_lengths(candidate: Candidate, *, explained: bool) -> str:
-    """Return what a candidate raises with other numbers of keys than queries; see
-    `claim_more_sizes`.
-    """
-    more_keys, more_queries = (
-        _problem(candidate, probe, explained=explained) for probe in candidate.probes
-    )
+    """Return what is raised with other numbers of keys than queries; see `claim_more_sizes`."""
+    of_keys, of_queries = candidate.probes
+    more_keys = _problem(candidate, of_keys, explained=explained)
+    more_queries = _problem(candidate, of_queries, explained=explained)
     if bool(more_keys) != bool(more_queries) and not explained:
         raise Unclear(
             f"with unequal lengths it raises {more_keys or more_queries}, but not with all"
@@ -114,32 +150,31 @@ def _least_tile(candidate: Candidate, *, explained: bool) -> tuple[int, str]:
     """Return what lengths must be multiples of, and what others raise; see `claim_more_sizes`."""
     problems = dict[int, str]()
     for multiple in TILES:
-        sizes = replace(candidate.sizes, length_multiple=multiple)
-        tried = replace(candidate, claims=candidate.claims | {"sizes": sizes})
+        tried = candidate.claiming(sizes=replace(candidate.sizes, length_multiple=multiple))
         found = [_problem(tried, probe, explained=explained) for probe in tried.probes]
-        problems[multiple] = next(filter(None, found), "")
+        problems[multiple] = found[0] or found[1]
         if not problems[multiple]:
             break
-    between = [Probe(2, length, length, candidate.cross_attention) for length in NO_TILES]
-    taken = [probe.keys for probe in between if not _problem(candidate, probe, explained=explained)]
-    if problems[1] and taken:
-        raise Unclear(f"with some lengths it raises {problems[1]}, but not with {taken[0]}")
+    if problems[1]:
+        for length in NO_TILES:
+            probe = Probe(2, length, length, candidate.cross_attention)
+            if not _problem(candidate, probe, explained=explained):
+                raise Unclear(f"with some lengths it raises {problems[1]}, but not with {length}")
     return multiple, problems[1]
 
 
 def _widths(problem_of: Callable[[int], str]) -> tuple[dict[str, Any], str]:
-    """Return the widths of heads that cause no problem, as arguments of `Sizes`, and what others
-    raise.
+    """Return the widths of heads without a problem, as arguments of `Sizes`, and that of others.
 
-    problem_of: returns the problem with a width. Raises Unclear if each causes one.
+    problem_of: returns the problem with a width.
+
+    Raises Unclear if each causes one.
     """
     problem_of = cache(problem_of)
-    problems = {width: problem_of(width) for width in (5, WIDTHS[-1])}
-    raised = next(
-        (f"with {width}, {problem}" for width, problem in problems.items() if problem), ""
-    )
-    if not raised:
+    refused = [width for width in (5, WIDTHS[-1]) if problem_of(width)]
+    if not refused:
         return {}, ""
+    raised = f"with {refused[0]}, {problem_of(refused[0])}"
     shown = [multiple for width, multiple in SHOWN_BY.items() if not problem_of(width)]
     taken = [width for width in WIDTHS if not problem_of(width)]
     if not taken:
@@ -151,112 +186,124 @@ def _widths(problem_of: Callable[[int], str]) -> tuple[dict[str, Any], str]:
 
 
 def _as_claims(taken: Sequence[int], multiples: Iterable[int]) -> dict[str, Any]:
-    """Return those of `WIDTHS` that are taken as arguments of `Sizes`: all multiples, those up to
-    one, or a few.
+    """Return those of `WIDTHS` that are taken as arguments of `Sizes`.
+
+    They are all multiples, those up to one, or a few.
     """
     for multiple in multiples:
         fitting = [width for width in WIDTHS if width % multiple == 0]
+        if taken == fitting:
+            return {"head_dim_multiple": multiple}
         if taken == fitting[: len(taken)]:
-            return {"head_dim_multiple": multiple} | (
-                {} if taken == fitting else {"max_head_dim": taken[-1]}
-            )
+            return {"head_dim_multiple": multiple, "max_head_dim": taken[-1]}
     return {"head_dims": {*taken}}
 
 
 def _problem(candidate: Candidate, probe: Probe, *, explained: bool) -> str:
-    """Return what a candidate raises, or, if it is to be explained, that its formula does not;
-    empty if neither.
+    """Return what a candidate raises, or that its formula does not give the output; else "".
+
+    explained: whether the formula has to.
     """
-    tried = replace(candidate, problem="")
-    result = tried.call(probe.inputs, is_causal=bool(tried.claims.get("always_causal")))
+    result = candidate.call(probe.inputs, is_causal=candidate.claimed("always_causal"))
     if result is None:
-        return tried.problem
-    matches = not explained or is_close(
-        result.output, tried.formula(probe.inputs, tried.weights, None)
-    )
-    return "" if matches else "another output"
+        return candidate.problem
+    if not explained:
+        return ""
+    expected = candidate.formula(probe.inputs, candidate.weights, None)
+    return "" if is_close(result.output, expected) else "another output"
 
 
-def find_widths(candidate: Candidate) -> None:
+def find_widths(candidate: Candidate) -> Candidate:
     """Claim the widths of heads for which a module does not raise, if it does for some.
 
     Rotary embeddings take even widths, or multiples of 4, and kernels those that they are made for.
     Raises Unclear as `_widths` does.
     """
-    counts = sorted({1, 2, 3}.intersection(candidate.sizes.n_heads or {1, 2, 3}))
-
-    def problem_of(width: int, dtypes: Iterable[torch.dtype] = (candidate.dtype,)) -> str:
-        tried = {5: [CONFIG.n_heads]}.get(width, counts if width in SHOWN_BY else counts[:1])
-        in_each = product([replace(candidate, dtype=dtype) for dtype in dtypes], tried)
-        return next(filter(None, (_problem_with_heads(*each, width) for each in in_each)), "")
-
-    _, raised = _widths(problem_of)
+    own = candidate.trial.dtype
+    _, raised = _widths(lambda width: _problem_with_width(candidate, width, [own]))
     if not raised:
-        return
-    dtypes = [
-        getattr(torch, name) for name in sorted(candidate.claims.get("dtypes", Claims().dtypes))
-    ]
-    widths, _ = _widths(
-        partial(problem_of, dtypes=[candidate.dtype, *dtypes])
-    )  # others may take fewer
-    candidate.other_widths = raised
-    candidate.claims["sizes"] = replace(candidate.sizes, **widths)
+        return candidate
+    # Other dtypes may take fewer.
+    claimed = [getattr(torch, name) for name in sorted(candidate.claimed("dtypes"))]
+    widths, _ = _widths(lambda width: _problem_with_width(candidate, width, [own, *claimed]))
+    found = candidate.claiming(sizes=replace(candidate.sizes, **widths))
+    return _with_widths(found, raised)
+
+
+def _problem_with_width(candidate: Candidate, width: int, dtypes: Iterable[torch.dtype]) -> str:
+    """Return what a module raises whose heads have a width, in the first dtype in which it does."""
+    counts = sorted({1, 2, 3}.intersection(candidate.sizes.n_heads or {1, 2, 3}))
+    if width == 5:
+        counts = [CONFIG.n_heads]
+    elif width not in SHOWN_BY:
+        counts = counts[:1]
+    for dtype in dtypes:
+        tried = candidate.trying(dtype=dtype)
+        for count in counts:
+            problem = _problem_with_heads(tried, count, width)
+            if problem:
+                return problem
+    return ""
 
 
 def _problem_with_heads(candidate: Candidate, count: int, width: int) -> str:
-    """Return what a module raises that has so many heads of a width; empty if it takes them."""
-    own = "own_head_dim" in candidate.claims
-    sizes = {"n_heads": count} | ({"d_head": width} if own else {"d_model": count * width})
-    tried, inputs = (
-        replace(candidate, changes=candidate.changes | sizes),
-        candidate.probes[0].inputs,
-    )
+    """Return what a module raises that has so many heads of a width; "" if it takes them."""
+    sizes = {"n_heads": count, "d_model": count * width}
+    if "own_head_dim" in candidate.claims:
+        sizes = {"n_heads": count, "d_head": width}
+    tried = candidate.trying(changes={**candidate.trial.changes, **sizes})
     d_model = tried.config.d_model
-    # One tensor stays one tensor, and in one piece.
-    given = {
-        id(x): x.repeat(1, 1, -(-d_model // CONFIG.d_model))[..., :d_model].contiguous()
-        for x in inputs
-    }
-    returned = tried.call_plainly(tuple(given[id(x)] for x in inputs))
+    repeats = -(-d_model // CONFIG.d_model)
+
+    def widened(x: Tensor) -> Tensor:
+        return x.repeat(1, 1, repeats)[..., :d_model].contiguous()
+
+    returned = tried.call_plainly(each_once(widened, candidate.probes[0].inputs))
     return tried.problem if returned is None else ""
 
 
-def find_longest(candidate: Candidate) -> None:
-    """Claim the longest inputs that a module takes, where a table of its own is shorter than those
-    of the cases.
+@built_for(MAX_LENGTH)
+def find_longest(candidate: Candidate) -> Candidate:
+    """Claim the longest inputs that a module takes, where its own table is shorter than the cases'.
 
     A module is not tried with inputs of which a call would take too long.
     """
-    has_single = "float32" in candidate.claims.get("dtypes", Claims().dtypes)
-    tried = replace(candidate, longest=MAX_LENGTH)
-    if has_single:  # which takes half the time
-        tried = replace(tried, dtype=torch.float32)
-    step = candidate.sizes.length_multiple
-
-    def takes(length: int, queries: int = 0) -> bool:
-        probe = Probe(1, queries or length, length, candidate.cross_attention)
-        return tried.call_plainly(probe.inputs) is not None
-
-    def claim(longest: int) -> None:
-        candidate.too_long = tried.problem
-        candidate.claims["sizes"] = replace(candidate.sizes, max_length=longest)
-
+    tried = candidate
+    if "float32" in candidate.claimed("dtypes"):
+        tried = candidate.trying(dtype=torch.float32)  # which takes half the time
+    step, found = candidate.sizes.length_multiple, candidate
     # Keys may be more than queries ever are.
-    if candidate.cross_attention and not takes(MAX_LENGTH + step, queries=step):
-        claim(MAX_LENGTH)
+    if candidate.cross_attention and not _takes_length(tried, MAX_LENGTH + step, queries=step):
+        found = _with_longest(candidate, MAX_LENGTH, tried.problem)
     shorter, seconds = candidate.probes[0].keys, 0.0
     for length in _longer(shorter, step):
         expected = seconds / shorter**2
         if expected * length**2 > PATIENCE:
-            return
-        if length == SHORT and expected * MAX_LENGTH**2 < PATIENCE and takes(MAX_LENGTH):
-            return  # as most do, and the lengths between take as long again
+            return found
+        is_quick = expected * MAX_LENGTH**2 < PATIENCE
+        if length == SHORT and is_quick and _takes_length(tried, MAX_LENGTH):
+            return found  # as most do, and the lengths between take as long again
         begun = process_time()
-        if not takes(length):
+        if not _takes_length(tried, length):
             between = range(shorter + step, length, step)
-            claim(shorter + step * bisect(between, False, key=lambda longer: not takes(longer)))
-            return
+            fewer = bisect(between, False, key=lambda each: not _takes_length(tried, each))
+            return _with_longest(candidate, shorter + step * fewer, tried.problem)
         shorter, seconds = length, process_time() - begun
+    return found
+
+
+def _takes_length(candidate: Candidate, length: int, queries: int = 0) -> bool:
+    """Return whether a call with so many keys, and by default queries, returns anything."""
+    probe = Probe(1, queries or length, length, candidate.cross_attention)
+    return candidate.call_plainly(probe.inputs) is not None
+
+
+def _with_longest(candidate: Candidate, longest: int, raised: str) -> Candidate:
+    """Return the candidate with the claim of its longest inputs, and what longer ones raise."""
+    found = f"at most {longest}: others raise {raised}"
+    known = candidate.rows["lengths"].finding
+    claiming = candidate.claiming(sizes=replace(candidate.sizes, max_length=longest))
+    return claiming.noting("lengths", f"{known}; {found}" if known else found)
 
 
 def _longer(shorter: int, step: int) -> list[int]:

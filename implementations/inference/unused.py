@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 
 from mha.implementations.adapters.names import NEUTRAL_MEANING
 from mha.implementations.adapters.signature import required_inputs
 from mha.implementations.inference.candidate import Candidate
-from mha.spec import Scores
 from mha.spec.claims import DROPS_OUTPUT
 
 # What constructors take beside sizes, each with the claim that trial runs may have added for it.
@@ -17,46 +15,47 @@ NOT_TESTED = {
     "zero_key": "zero_key",
     "dropout": "dropout",
     "output_dropout": "dropout",
+    "n_kv_heads": "grouped_query",
+    "kdim": "kv_widths",
+    "vdim": "kv_widths",
 }
-NOT_TESTED |= {"n_kv_heads": "grouped_query", "kdim": "kv_widths", "vdim": "kv_widths"}
 
 
-def unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[str]:
-    """Return the calls that are not made, and the options of `forward` and of the constructor that
-    no call uses.
+def unused_options(candidate: Candidate) -> list[str]:
+    """Return what is not judged: calls that are not made, and options that no call uses.
+
+    The options are those of `forward` and of the constructor.
     """
-    signature, parameters, used = (
-        candidate.signature,
-        candidate.forward_parameters,
-        _used_options(candidate),
-    )
-    used |= {*signature.others, *(parameter.name for parameter in required_inputs(parameters))}
-    unused = [
-        name for name, p in parameters.items() if p.default is not p.empty and name not in used
-    ]
+    signature, parameters = candidate.signature, candidate.declared.forward_parameters
+    used = _used_options(candidate) | {*signature.others}
+    used |= {parameter.name for parameter in required_inputs(parameters)}
+    unused = []
+    for name, parameter in parameters.items():
+        if parameter.default is not parameter.empty and name not in used:
+            unused.append(name)
     unused += [f"{name}=None" for name in signature.others if name not in NEUTRAL_MEANING]
-    unused += [
-        name for name, field in arguments.items() if not _tested(candidate, field, arguments)
-    ]
+    unused += [name for name, field in candidate.arguments.items() if not _tested(candidate, field)]
     unused = [name for name in unused if name != candidate.idle_flag]
-    return _never_called(candidate) + unused + _defaults(candidate, {*arguments, *parameters})
+    return _never_called(candidate) + unused + _defaults(candidate)
 
 
 def _never_called(candidate: Candidate) -> list[str]:
-    """Return what a causal flag, or a mask or memory that is left out, might mean, and no call
-    shows.
-    """
-    always = candidate.may_leave_out_memory and not candidate.memory_optional
-    never = [f"calls without {candidate.signature.memory}"] if always else []
-    never += [f"{candidate.idle_flag} (has no effect)"] if candidate.idle_flag else []
-    if candidate.causal_by_default and candidate.cross_attention:
+    """Return what a causal flag, or a mask or memory left out, might mean, and no call shows."""
+    declared, never = candidate.declared, []
+    if declared.may_leave_out_memory and not declared.memory_optional:
+        never.append(f"calls without {candidate.signature.memory}")
+    if candidate.idle_flag:
+        never.append(f"{candidate.idle_flag} (has no effect)")
+    if declared.causal_by_default and candidate.cross_attention:
         never.append("calls without a mask that are not causal")
-    never += [candidate.left_out] if candidate.left_out else []
+    if candidate.left_out:
+        never.append(candidate.left_out)
     return never
 
 
 def _used_options(candidate: Candidate) -> set[str | None]:
-    signature = candidate.signature
+    """Return the names of the parameters of `forward` that calls use."""
+    signature, scores = candidate.signature, candidate.claimed("scores")
     used = {
         *signature.inputs,
         signature.padding,
@@ -64,18 +63,15 @@ def _used_options(candidate: Candidate) -> set[str | None]:
         signature.need_weights,
         signature.average,
     }
-    scores = candidate.claims.get("scores", Scores())
-    if scores.scale:
-        used.add(signature.scale)
-    used |= {
-        getattr(signature, name) for name in ("softcap", "sinks", "alibi") if getattr(scores, name)
-    }
+    for name in ("scale", "softcap", "sinks", "alibi"):
+        if getattr(scores, name):
+            used.add(getattr(signature, name))
     if scores.window:
         used |= {*signature.window}
     if "lse" in candidate.claims:
         used.add(signature.return_lse)
-    if candidate.mask:
-        used |= {signature.mask, candidate.mask_alone}
+    if candidate.declared.mask:
+        used |= {signature.mask, candidate.declared.mask_without_memory}
     if candidate.hides_queries:
         used.add(signature.mask)
     if candidate.cross_attention:
@@ -83,31 +79,34 @@ def _used_options(candidate: Candidate) -> set[str | None]:
     return used
 
 
-def _defaults(candidate: Candidate, known: set[str]) -> list[str]:
-    """Return the options of the constructor that keep their defaults, except these; a switch with
-    its other value.
+def _defaults(candidate: Candidate) -> list[str]:
+    """Return the options of the constructor that keep their defaults; switches as they are not.
+
+    Those that calls, or a `functools.partial`, set are left out.
     """
-    known |= {*candidate.keywords}
+    declared, unused = candidate.declared, []
+    known = {*candidate.arguments, *declared.forward_parameters, *declared.keywords}
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    options = candidate.constructor_parameters.items()
-    kept = [
-        (name, p.default)
-        for name, p in options
-        if name not in known and p.kind in kinds and name[0] != "_"
-    ]
-    values = [
-        (name, not default if isinstance(default, bool) else default) for name, default in kept
-    ]
-    return [f"{name}={value!r}" for name, value in values if value is not inspect.Parameter.empty]
+    for name, parameter in declared.constructor_parameters.items():
+        if name in known or parameter.kind not in kinds or name.startswith("_"):
+            continue
+        value = parameter.default
+        if isinstance(value, bool):
+            value = not value
+        if value is not parameter.empty:
+            unused.append(f"{name}={value!r}")
+    return unused
 
 
-def _tested(candidate: Candidate, field: str, arguments: Mapping[str, str]) -> bool:
-    dropout = candidate.claims.get("dropout", False)
-    of_output = dropout in DROPS_OUTPUT
-    of_either = (
-        bool(dropout)
-        if "output_dropout" not in arguments.values()
-        else dropout not in (False, "output")
-    )
-    claimed = {"dropout": of_either, "output_dropout": of_output}
-    return field not in NOT_TESTED or claimed.get(field, NOT_TESTED[field] in candidate.claims)
+def _tested(candidate: Candidate, field: str) -> bool:
+    """Return whether trial runs have tested what the constructor takes as a field."""
+    if field not in NOT_TESTED:
+        return True
+    dropout = candidate.claimed("dropout")
+    if field == "output_dropout":
+        return dropout in DROPS_OUTPUT
+    if field == "dropout" and "output_dropout" in candidate.arguments.values():
+        return dropout not in (False, "output")
+    if field == "dropout":
+        return bool(dropout)
+    return NOT_TESTED[field] in candidate.claims

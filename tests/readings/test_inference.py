@@ -13,7 +13,7 @@ from torch import nn
 
 from mha.implementations import ImplementationError, fused_qkv, minimal, modular, resolve
 from mha.implementations.inference.infer import Inference, infer
-from mha.implementations.inference.projections import role_of
+from mha.implementations.inference.roles import role_of
 from mha.spec import Claims
 from support.folders import CLASSES
 from support.judging import RIGHT, expect_fail, judged

@@ -1,0 +1,141 @@
+"""What a module drops in training, by the outputs that it gives then."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.empty_rows import projected
+from mha.implementations.inference.nearest_projections import agree, is_output
+from mha.implementations.inference.probes import CONFIG, heads_of, is_close, tolerance_of
+from mha.implementations.inference.projections import Undeclarable
+
+# Kinds of dropout, the most general first.
+KINDS = ("both", True, "output")
+PROBABILITY = 0.5
+# What the rest is multiplied by: the right factor, and two that clause DRP-2 rejects.
+FACTORS = (1 / (1 - PROBABILITY), 1.0, 1 - PROBABILITY)
+OTHERWISE = "not judged: in training it drops something other than whole weights or outputs"
+WORDS = {
+    True: "the weights",
+    "output": "the output",
+    "both": "the weights and the output",
+    "each": "the weights and the output, each with a probability of its own",
+}
+
+
+def find_dropout(candidate: Candidate) -> Candidate:
+    """Claim the kind of dropout that the constructor takes, if outputs in training show it.
+
+    Raises Undeclarable for outputs that are random without such an argument.
+    """
+    fields = set(candidate.arguments.values())
+    named = {"dropout", "output_dropout"} & fields
+    if candidate.explained and (named or "config" in fields):
+        candidate = _with_kind(candidate, has_both=len(named) > 1)
+    if not named and "dropout" not in candidate.claims and _is_random_in_training(candidate):
+        raise Undeclarable(
+            "in training its outputs are random, as if it dropped with a fixed probability; let the"
+            " constructor take that as dropout"
+        )
+    return candidate
+
+
+def _with_kind(candidate: Candidate, *, has_both: bool) -> Candidate:
+    """Claim the kind of dropout that outputs show; some kind, if it drops in evaluation too.
+
+    has_both: whether the constructor takes a probability for the weights and one for the output.
+    """
+    changes = {**candidate.trial.changes, "dropout": PROBABILITY}
+    tried = {kind: candidate.claiming(dropout=kind).trying(changes=changes) for kind in KINDS}
+    most_general = tried[KINDS[0]]
+    shown = [kind for kind in KINDS if dropped(tried[kind]) == kind]
+    if not shown and _drops_in_evaluation(most_general):
+        shown = [KINDS[0]]
+    if shown:
+        kind = "each" if has_both and shown[0] == "both" else shown[0]
+        found = f"drops {WORDS[kind]} in training"
+        return candidate.claiming(dropout=kind).noting("dropout", found)
+    x = candidate.probes[0].inputs[0][:, :1]
+    takes_one_key = most_general.call_plainly((x, x, x), training=True) is not None
+    if takes_one_key and _is_random_in_training(most_general):
+        return candidate.noting("dropout", OTHERWISE)
+    return candidate
+
+
+def _drops_in_evaluation(tried: Candidate) -> bool:
+    probe = tried.probes[0]
+    result = tried.call_plainly(probe.inputs)
+    if result is None:
+        return False
+    return not is_close(result.output, tried.formula(probe.inputs, tried.weights, None))
+
+
+def _is_random_in_training(candidate: Candidate) -> bool:
+    """Return whether calls in training differ, though one in evaluation is explained."""
+    if not candidate.explained:
+        return False
+    results = []
+    for seed in range(2):
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            results.append(candidate.call_plainly(candidate.probes[0].inputs, training=True))
+    return None not in results and not agree(*results)
+
+
+def dropped(tried: Candidate) -> bool | str | None:
+    """Return what is dropped in training: True for weights, "output" or "both", None otherwise.
+
+    With one key, a head's context is its value, or zero where the weight is dropped: an output is
+    one of the sums over subsets of the heads, and zero where the output is dropped.
+    """
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(64, 1, CONFIG.d_model, generator=generator, dtype=torch.float64)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        result = tried.call_plainly((x, x, x), training=True)
+    if result is None or not is_output(result, x):
+        return None
+    output = result.output.detach().double()[:, 0]
+    for factor in FACTORS:
+        kind = _dropped_with(factor, output, tried, x)
+        if kind:
+            return kind
+    return None
+
+
+def _dropped_with(factor: float, output: Tensor, tried: Candidate, x: Tensor) -> bool | str | None:
+    """Return what is dropped, if what is kept is multiplied by a factor.
+
+    output: (N, D), of inputs x (N, 1, D).
+    """
+    subsets = torch.tensor([*product((0.0, 1.0), repeat=CONFIG.n_heads)], dtype=torch.float64)
+    every = _outputs(tried, x, torch.ones(1, CONFIG.n_heads, dtype=torch.float64))[0]
+    sums = _outputs(tried, x, factor * subsets)
+    distance, zero = tolerance_of(tried.trial.dtype) * float(output.abs().max()), output == 0
+    if bool(near(output, sums, distance).all(-1).any(0).all()):
+        are_all_kept = bool(near(output, sums[-1], distance).all())
+        return None if are_all_kept else True
+    if not bool(zero.any()):
+        return None
+    if bool((zero | near(output, every * factor, distance)).all()):
+        return "output"
+    of_both = (zero | near(output, sums * factor, distance)).all(-1).any(0)
+    return "both" if bool(of_both.all()) else None
+
+
+def _outputs(tried: Candidate, x: Tensor, factors: Tensor) -> Tensor:
+    """Return the outputs (N, B, D) for inputs (B, 1, D) if the weights of the heads are factors.
+
+    factors: (N, H).
+    """
+    values = heads_of(x, tried.weights, "v")[:, :, 0]
+    return projected(tried, (values * factors[:, None, :, None]).flatten(2))
+
+
+def near(output: Tensor, expected: Tensor, distance: float) -> Tensor:
+    """Return which elements are no further from each other than a distance."""
+    return (output - expected).abs() <= distance

@@ -1,0 +1,81 @@
+"""What trial runs show of a kernel only: its key heads, how heads may lie, and its gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mha.implementations.adapters.outputs import as_output
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.kernel_forms import results_of
+from mha.implementations.inference.probes import Inputs, each_once, is_close
+from mha.implementations.inference.projections import Unclear
+
+
+def require_one_key_head(candidate: Candidate) -> Candidate:
+    """Raise Unclear for a kernel of one key head that takes more, and ignores them."""
+    if "multi_query" in candidate.claims:
+        several = candidate.without_claims("multi_query")
+        if several.call_plainly(candidate.probes[0].inputs) is not None:
+            raise Unclear(
+                "it uses one key head and ignores the others; if all heads share it, claim"
+                " multi_query=True"
+            )
+    return candidate
+
+
+def find_contiguous(candidate: Candidate) -> Candidate:
+    """Give a kernel contiguous heads, if it raises for others only."""
+    copied = candidate.declaring(contiguous=True)
+    given = each_once(lambda x: x.mT.contiguous().mT, candidate.probes[0].inputs)
+    if candidate.call_plainly(given) is None and copied.call_plainly(given) is not None:
+        return copied
+    return candidate
+
+
+def find_forward_only(candidate: Candidate) -> Candidate:
+    """Claim no gradients for a kernel of a GPU whose outputs have none."""
+    returned = []
+    for result in results_of(candidate, candidate.probes[0].inputs):
+        returned += [x for x in as_output(result) if isinstance(x, Tensor)]
+    if not returned or any(x.requires_grad for x in returned):
+        return candidate
+    finding = "none: its outputs have none, as if it were not for training"
+    return candidate.claiming(gradients=False).noting("gradients", finding)
+
+
+def find_key_heads(candidate: Candidate) -> Candidate:
+    """Claim fewer key heads if a kernel with four heads and two key heads computes the formula."""
+    claiming, n_heads, d_model = candidate.claiming(grouped_query=True), 4, 48
+    changes = {"d_model": d_model, "n_heads": n_heads, "n_kv_heads": 2}
+    tried = claiming.trying(
+        changes={**candidate.trial.changes, **changes},
+        formula=replace(candidate.formula, n_heads=n_heads),
+    )
+    generator = torch.Generator().manual_seed(5)
+
+    def draw(x: Tensor) -> Tensor:
+        return torch.randn(*x.shape[:2], d_model, generator=generator, dtype=x.dtype)
+
+    inputs = each_once(draw, candidate.probes[0].inputs)
+    return claiming if _computes_formula(tried, inputs) else candidate
+
+
+def find_value_width(candidate: Candidate) -> Candidate:
+    """Claim values of their own width, if the formula gives the output with them."""
+    if candidate.sizes.head_dims or candidate.sizes.head_dim_multiple > 1:
+        return candidate
+    claiming = candidate.claiming(value_width=True)
+    changes = {**candidate.trial.changes, "d_value": candidate.config.head_dim + 1}
+    tried = claiming.trying(changes=changes)
+    return claiming if _computes_formula(tried, candidate.probes[0].inputs) else candidate
+
+
+def _computes_formula(tried: Candidate, inputs: Inputs) -> bool:
+    """Return whether a plain call gives the formula."""
+    result = tried.call_plainly(inputs)
+    if result is None:
+        return False
+    return is_close(result.output, tried.formula(inputs, tried.weights, None))

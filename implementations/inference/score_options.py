@@ -1,0 +1,166 @@
+"""What a call may say about the scores: found by the name of an argument, and by trial runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.probes import SCALES, Formula, Probe, is_close
+from mha.spec import Claims, Options, Scores
+
+RANGES = {"any": "any number", "positive": "positive numbers"}
+BY_NAME_ALONE = "assumed by its name: no reading gives what it does"
+
+
+class ScoreOption:
+    """An option of calls: what it may mean, and how it is tried.
+
+    name: its field of `Scores` and of `Signature`, and its argument of a call.
+    """
+
+    name: ClassVar[str]
+
+    def readings(self, candidate: Candidate) -> Iterable[Scores]:
+        """Return the ways to read the argument, the usual ones of its name first."""
+        raise NotImplementedError
+
+    def values(self, scores: Scores) -> Iterable[Any]:
+        """Return the values that are passed."""
+        raise NotImplementedError
+
+    def words(self, scores: Scores) -> str:
+        """Return what a reading says."""
+        raise NotImplementedError
+
+    def usual(self, candidate: Candidate, readings: Sequence[Scores]) -> Sequence[Scores]:
+        """Return the readings that may be assumed."""
+        del candidate
+        return readings[:1]
+
+    def flags(self, candidate: Candidate, scores: Scores, *, ignored: bool) -> tuple[bool, ...]:
+        """Return the causal flags of the calls.
+
+        ignored: whether the option may have no effect.
+        """
+        del scores, ignored
+        return (candidate.plainly_causal,)
+
+    def mask(self, candidate: Candidate, probe: Probe) -> Tensor | None:
+        """Return the mask of the calls."""
+        del candidate, probe
+        return None
+
+    def completed(self, candidate: Candidate) -> Candidate:
+        """Return the candidate with what follows from a reading that explains the option."""
+        return candidate
+
+    def find(self, candidate: Candidate) -> Candidate:
+        """Claim the option, if a parameter has its name, as trial runs show.
+
+        Without an effect, or with another one, it is claimed as its name says, and fails then.
+        """
+        if not (candidate.explained and getattr(candidate.signature, self.name)):
+            return candidate
+        readings = list(self.readings(candidate))
+        for scores in readings:
+            if self.follows(candidate, scores):
+                return self._noted(self.completed(candidate.claiming(scores=scores)))
+        usual = self.usual(candidate, readings)
+        for scores in usual:
+            if self.follows(candidate, scores, ignored=True):
+                return self._noted(candidate.claiming(scores=scores), is_idle=True)
+        for scores in usual:
+            if self.is_taken(candidate, scores):
+                return self._noted(candidate.claiming(scores=scores), BY_NAME_ALONE)
+        return candidate
+
+    def _noted(
+        self, candidate: Candidate, evidence: str = "tested", *, is_idle: bool = False
+    ) -> Candidate:
+        """Return a candidate that claims the option with the row about it."""
+        names = getattr(candidate.signature, self.name)
+        called = ", ".join([names] if isinstance(names, str) else names)
+        if is_idle:
+            return candidate.noting(self.name, f"{called} has no effect")
+        words = self.words(candidate.claimed("scores"))
+        return candidate.noting(self.name, f"{called}: {words}", evidence)
+
+    def follows(self, candidate: Candidate, scores: Scores, *, ignored: bool = False) -> bool:
+        """Return whether calls with the option give what the formula gives with it.
+
+        ignored: compare with the formula without it.
+        """
+        tried = candidate.claiming(scores=scores)
+        flags = self.flags(tried, scores, ignored=ignored)
+        for probe, value, flag in product(tried.probes, self.values(scores), flags):
+            mask = self.mask(tried, probe)
+            options = Options(mask=mask, is_causal=flag).change(**{self.name: value})
+            result = tried.call(probe.inputs, **options.arguments)
+            shown = options.change(**{self.name: None}) if ignored else options
+            expected = _formula_with(tried, shown)(probe.inputs, tried.weights, mask)
+            if result is None or not is_close(result.output, expected):
+                return False
+        return True
+
+    def is_taken(self, candidate: Candidate, scores: Scores) -> bool:
+        """Return whether calls with the option return anything."""
+        tried = candidate.claiming(scores=scores)
+        flag = self.flags(tried, scores, ignored=False)[-1]
+        inputs = tried.probes[0].inputs
+        for value in self.values(scores):
+            if tried.call(inputs, is_causal=flag, **{self.name: value}) is None:
+                return False
+        return True
+
+
+def _formula_with(tried: Candidate, options: Options) -> Formula:
+    """Return the formula with the options of a call.
+
+    A plain call is causal as the formula was found to be, another one as it is claimed to be.
+    """
+    scores, causal = tried.claimed("scores"), tried.formula.causal
+    alignment = Claims(causal=tried.claimed("causal"), scores=scores).alignment or "top_left"
+    if options.is_causal != tried.plainly_causal:
+        causal = alignment if options.is_causal else None
+    claimed = replace(scores, alignment=alignment)
+    return replace(tried.formula, causal=causal, options=options, claimed=claimed)
+
+
+def find_scale(candidate: Candidate) -> Candidate:
+    """Claim an explicit scale, if there is a parameter for one that multiplies the scores."""
+    if not (candidate.explained and candidate.signature.scale):
+        return candidate
+    claimed = candidate.claimed("scores")
+    tried = candidate.claiming(scores=replace(claimed, scale="any"))
+    if not _multiplies(tried, 2.0):
+        return candidate
+    takes_any = _multiplies(tried, 0.0) and _multiplies(tried, -1.0)
+    scores = replace(claimed, scale="any" if takes_any else "positive")
+    assert scores.scale
+    found = f"{candidate.signature.scale} multiplies the scores; {RANGES[scores.scale]}"
+    return candidate.claiming(scores=scores).noting("scale", found)
+
+
+def _multiplies(tried: Candidate, factor: float) -> bool:
+    """Return whether calls with the usual scale times a factor give what such queries give.
+
+    So must causal calls.
+    """
+    formulas = {tried.plainly_causal: tried.formula}
+    alignment = tried.claimed("causal")
+    if tried.signature.is_causal and alignment and not tried.plainly_causal:
+        formulas[True] = replace(tried.formula, causal=alignment)
+    usual = SCALES[tried.formula.scale](tried.config.head_dim, tried.config.d_model)
+    inputs, weights = tried.probes[0].inputs, tried.weights
+    of_query = {name: factor * x for name, x in weights.named() if name in ("w_q", "b_q")}
+    for is_causal, formula in formulas.items():
+        result = tried.call(inputs, is_causal=is_causal, scale=factor * usual)
+        expected = formula(inputs, replace(weights, **of_query), None)
+        if result is None or not is_close(result.output, expected):
+            return False
+    return True

@@ -1,0 +1,162 @@
+"""The projections, inputs and layout with which a formula gives what a module computes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+from typing import Any, Literal
+
+from torch import nn
+
+from mha.implementations.adapters.module import TO_LAYOUT
+from mha.implementations.adapters.signature import Signature, possible_orders, required_inputs
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.mask_search import with_required_mask
+from mha.implementations.inference.nearest_projections import (
+    all_with_formula,
+    explained_cases,
+    nearest,
+    shows_inputs,
+)
+from mha.implementations.inference.options import possible_biases
+from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES
+from mha.implementations.inference.projections import (
+    ParameterMap,
+    Unclear,
+    interleaved,
+    parameter_maps,
+    reordered,
+)
+from mha.implementations.inference.scope import require_plain, without_window
+
+Maps = Callable[[ParameterMap], Iterator[ParameterMap]]
+
+
+def understand(empty: Candidate, module: nn.Module) -> Candidate:
+    """Return the candidate that gives what the module computes, or else the nearest one.
+
+    empty: without projections.
+
+    Raises Unclear where several do, and ImplementationError for what is more than attention.
+    """
+    _require_inputs(empty)
+    choices = _choices(empty, module)
+    # The maps that names and shapes allow come before those in other orders.
+    for change in (None, reordered, interleaved):
+        tried: list[Candidate] = []
+        for usual in choices:
+            candidates = _with_other_maps(usual, change) if change else usual
+            matching = all_with_formula(candidates)
+            if matching:
+                _require_one_map(matching)
+                return _more_general(tried) or without_window(matching[0])
+            tried += candidates
+    for candidates in choices:
+        matching = with_required_mask(candidates)
+        if matching:
+            _require_one_map(matching)
+            return matching[0]
+    named = choices[: len(_possible_inputs(empty.signature))]  # others are not assumed
+    likely = [*chain.from_iterable(named)]
+    require_plain(likely, module)
+    return nearest(likely)
+
+
+def _choices(empty: Candidate, module: nn.Module) -> list[list[Candidate]]:
+    """Return the candidates for each choice of the inputs, the most general and usual first."""
+    choices = [
+        _candidates(empty, module, cross_attention)
+        for cross_attention in _possible_inputs(empty.signature)
+    ]
+    for order in possible_orders(empty.declared.forward_parameters):
+        choices.append(_candidates(empty.declaring(query_last=order), module, "memory"))
+    return choices
+
+
+def _more_general(tried: Sequence[Candidate]) -> Candidate | None:
+    """Return the one of the candidates with more general inputs that explains a special case.
+
+    Another one with fewer inputs explains all.
+    """
+    partial = []
+    for each in tried:
+        if not each.problem:
+            cases = explained_cases(each, (*SPECIAL_CASES, *QUICK_CASES))
+            if shows_inputs(cases):
+                partial.append(each)
+    return nearest(partial) if partial else None
+
+
+def _candidates(
+    empty: Candidate, module: nn.Module, cross_attention: bool | Literal["memory"]
+) -> list[Candidate]:
+    """Return a candidate for each choice of projections and layouts."""
+    unclaimed = empty.claiming(causal=None)
+    if cross_attention is not True:
+        unclaimed = unclaimed.claiming(cross_attention=cross_attention)
+    maps = parameter_maps(module, empty.config)
+    first = unclaimed.declaring(parameters=maps[0])
+    biases = possible_biases(first)
+    if biases != {True, False}:
+        first = first.claiming(bias=biases)
+    raises = first.call_plainly(first.probes[0].inputs) is None
+    layouts = TO_LAYOUT if raises else ("b l d", "l b d")
+    return [
+        first.declaring(parameters=parameters, layout=layout)
+        for parameters in maps
+        for layout in layouts
+    ]
+
+
+def _with_other_maps(candidates: Sequence[Candidate], change: Maps) -> list[Candidate]:
+    """Return the candidates with each map that a change makes of theirs."""
+    return [
+        candidate.declaring(parameters=parameters)
+        for candidate in candidates
+        for parameters in change(candidate.declared.parameters)
+    ]
+
+
+def _possible_inputs(signature: Signature) -> tuple[bool | Literal["memory"], ...]:
+    """Return what the inputs may be, as in `Claims.cross_attention`, the most general first."""
+    if signature.memory:
+        return ("memory", False) if signature.one_input else ("memory",)
+    return (not signature.one_input,)
+
+
+def _require_inputs(candidate: Candidate) -> None:
+    """Raise Unclear unless the module takes one input, query and memory, or three inputs."""
+    signature, parameters = candidate.signature, candidate.declared.forward_parameters
+    if signature.one_input or signature.memory or signature.inputs:
+        return
+    required = required_inputs(parameters)
+    named = [each for each in required if each.kind is not inspect.Parameter.VAR_POSITIONAL]
+    if len(named) != 3:
+        raise Unclear(
+            f"forward({', '.join(parameters)}) takes neither one input nor three; pass call=..."
+        )
+
+
+def _require_one_map(matching: Sequence[Candidate]) -> None:
+    """Raise Unclear if several choices of projections explain the outputs."""
+    maps = sorted({str(each.declared.parameters) for each in matching})
+    if len(maps) > 1:
+        more = f"; and {len(maps) - 2} more" if len(maps) > 2 else ""
+        raise Unclear(
+            "more than one choice of projections gives what it computes"
+            f" ({'; '.join(maps[:2])}{more})"
+        )
+
+
+def claims_of_key_heads(module: nn.Module) -> dict[str, Any]:
+    """Return the claim that all heads share one key and value, if shapes of projections say so."""
+    with suppress(Unclear):
+        parameter_maps(module, CONFIG)
+        return {}
+    with suppress(Unclear):
+        parameter_maps(module, replace(CONFIG, n_kv_heads=1))
+        return {"multi_query": True}
+    return {}
