@@ -1,0 +1,235 @@
+"""What each finder makes of calls whose answers are known: no module is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from mha.implementations.discovery.raised import Raised
+from mha.implementations.inference.alibi import ALIBI
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.declared import DeclaredKernel
+from mha.implementations.inference.empty_rows import find_empty_row
+from mha.implementations.inference.mask_search import find_masks
+from mha.implementations.inference.nearest_masks import nearest_format
+from mha.implementations.inference.sizes import find_widths
+from mha.implementations.inference.softcaps import SOFTCAP
+from mha.implementations.inference.windows import WINDOW
+from mha.spec import Alibi, MaskConvention, Options, Output, Scores, Sizes, Window
+from mha.spec.scores import AlibiForm, Alignment, SoftcapPlace, WindowForm
+
+# The output of a call with options, or None for a call that raises.
+Answer = Callable[[Candidate, tuple[Tensor, Tensor, Tensor], dict[str, Any]], Tensor | None]
+
+
+@dataclass(frozen=True)
+class Stub(Candidate):
+    """A candidate whose calls are answered by a function."""
+
+    answer: Answer = lambda candidate, inputs, options: None
+
+    def call(self, inputs: Any, **options: Any) -> Output | None:
+        output = self.answer(self, inputs, options)
+        if output is None:
+            self.calls.raised = Raised("ValueError", "ValueError: refused", "", "")
+            return None
+        return Output(output, None)
+
+
+def stub(kernel: Callable[..., Tensor], answer: Answer) -> Candidate:
+    """Return a candidate for a kernel, with the contract's formula, as calls before have shown."""
+    declared = DeclaredKernel(kernel, kernel.__name__, claims={"causal": None})
+    return Stub(declared, explained=True, answer=answer)
+
+
+def of_formula(candidate: Candidate, inputs: Any, options: Options, claimed: Scores) -> Tensor:
+    """Return what the formula gives with the options of a call."""
+    formula = replace(candidate.formula, options=options, claimed=claimed)
+    return formula(inputs, candidate.weights, options.mask)
+
+
+def of_two(q: Tensor, k: Tensor, v: Tensor, window_size: tuple[int, int] = (-1, -1)) -> Tensor:
+    raise NotImplementedError
+
+
+def of_one(q: Tensor, k: Tensor, v: Tensor, sliding_window: int = -1) -> Tensor:
+    raise NotImplementedError
+
+
+def bounds_of(form: WindowForm, numbers: tuple[int | None, ...]) -> Any:
+    """Return the bounds that a kernel reads from numbers, where -1 is none."""
+    first, *rest = (None if number == -1 else number for number in numbers)
+    counted = None if first is None else first - 1
+    return {
+        "left_right": (first, *rest),
+        "count_right": (counted, *rest),
+        "left": (first, None),
+        "count": (counted, None if counted is None else 0),
+        "symmetric": (first, first),
+    }[form]
+
+
+@pytest.mark.parametrize("form", get_args(WindowForm))
+@pytest.mark.parametrize("alignment", ["top_left", "bottom_right"])
+def test_form_of_a_window_is_the_one_that_explains_calls(
+    form: WindowForm, alignment: Alignment
+) -> None:
+    kernel = of_two if "right" in form else of_one
+
+    def answer(candidate: Candidate, inputs: Any, options: dict[str, Any]) -> Tensor | None:
+        numbers = candidate.claimed("scores").window.numbers(options["window"])
+        if None in numbers or len(numbers) != (2 if kernel is of_two else 1):
+            return None
+        asked = Options(window=bounds_of(form, numbers))
+        return of_formula(candidate, inputs, asked, Scores(alignment=alignment))
+
+    found = WINDOW.find(stub(kernel, answer))
+    assert found.claims["scores"] == Scores(window=Window(form), alignment=alignment)
+    assert found.rows["window"].evidence == "tested"
+
+
+def with_cap(q: Tensor, k: Tensor, v: Tensor, softcap: float = 0.0) -> Tensor:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("place", get_args(SoftcapPlace))
+def test_place_of_a_cap_shows_beside_a_float_mask(place: SoftcapPlace) -> None:
+    def answer(candidate: Candidate, inputs: Any, options: dict[str, Any]) -> Tensor:
+        return of_formula(candidate, inputs, Options(**options), Scores(softcap=place))
+
+    candidate = stub(with_cap, answer).declaring(mask="additive").claiming(masks={"float"})
+    assert SOFTCAP.find(candidate).claims["scores"] == Scores(softcap=place)
+
+
+@pytest.mark.parametrize(
+    ("factor", "finding", "evidence"),
+    [
+        (None, "softcap has no effect", "tested"),
+        (
+            2.0,
+            "softcap: scores s become c tanh(s / c), before any mask",
+            "assumed by its name: no reading gives what it does",
+        ),
+    ],
+    ids=["idle", "doubled"],
+)
+def test_cap_that_no_reading_explains_is_claimed_by_its_name(
+    factor: float | None, finding: str, evidence: str
+) -> None:
+    def answer(candidate: Candidate, inputs: Any, options: dict[str, Any]) -> Tensor:
+        cap = factor and factor * options["softcap"]
+        return of_formula(candidate, inputs, Options(softcap=cap), Scores())
+
+    found = SOFTCAP.find(stub(with_cap, answer))
+    assert found.claims["scores"] == Scores(softcap="before_bias")
+    assert found.rows["softcap"] == ("softcap", finding, evidence)
+
+
+def test_option_that_no_call_takes_is_not_claimed() -> None:
+    found = SOFTCAP.find(stub(with_cap, lambda candidate, inputs, options: None))
+    assert "scores" not in found.claims
+    assert not found.rows
+
+
+def with_slopes(q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None = None) -> Tensor:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("form", get_args(AlibiForm))
+def test_form_of_slopes_is_the_one_that_explains_calls(form: AlibiForm) -> None:
+    claimed = Scores(alibi=Alibi(form), alignment="bottom_right")
+
+    def answer(candidate: Candidate, inputs: Any, options: dict[str, Any]) -> Tensor:
+        return of_formula(candidate, inputs, Options(alibi=options["alibi"]), claimed)
+
+    scores = ALIBI.find(stub(with_slopes, answer)).claims["scores"]
+    assert scores.alibi == Alibi(form)
+    # A signed bias gives the same from each end.
+    assert scores.alignment == ("top_left" if form == "signed" else "bottom_right")
+
+
+def with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    raise NotImplementedError
+
+
+def answer_of(convention: MaskConvention) -> Answer:
+    """Return the answers of a kernel that takes boolean masks of a convention only."""
+
+    def answer(candidate: Candidate, inputs: Any, options: dict[str, Any]) -> Tensor | None:
+        declared, mask = candidate.declared, options.get("mask")
+        if mask is not None and (declared.mask == "additive" or declared.mask_numbers):
+            return None
+        if mask is not None and (declared.mask_shape or mask.dtype != torch.bool):
+            return None
+        if mask is not None and declared.mask != convention:
+            mask = ~mask
+        return of_formula(candidate, inputs, Options(mask=mask), Scores())
+
+    return answer
+
+
+@pytest.mark.parametrize("convention", ["keep", "drop"])
+def test_convention_of_masks_is_the_one_that_explains_calls(convention: MaskConvention) -> None:
+    found = find_masks(stub(with_mask, answer_of(convention)))
+    assert (found.declared.mask, found.declared.mask_shape) == (convention, None)
+    assert not found.assumed
+
+
+def test_masks_without_an_effect_are_assumed() -> None:
+    def answer(candidate: Candidate, inputs: Any, options: dict[str, Any]) -> Tensor:
+        return of_formula(candidate, inputs, Options(), Scores())
+
+    found = nearest_format([stub(with_mask, answer)])
+    assert found
+    assert found.ignored
+    assert found.assumed == "assumed: masks have no effect; if that is meant, declare mask=None"
+
+
+@pytest.mark.parametrize(
+    ("policy", "claims"),
+    [("zeros", {}), ("uniform", {"empty_row": "uniform"}), ("nan", {"empty_row": "nan"})],
+)
+def test_policy_of_rows_without_a_key_is_what_they_get(policy: str, claims: dict[str, str]) -> None:
+    def answer(candidate: Candidate, inputs: Any, options: dict[str, Any]) -> Tensor:
+        mask = options["mask"]
+        if policy == "uniform":  # as with scores that are all the lowest number
+            mask = mask | ~mask.any(-1, keepdim=True)
+        output = of_formula(candidate, inputs, Options(mask=mask), Scores())
+        zeros = torch.zeros(output.shape[-1], dtype=output.dtype) + candidate.weights.b_o
+        empty = ~options["mask"].any(-1)[:, 0]
+        if policy == "uniform":
+            equal = replace(candidate.weights, w_q=candidate.weights.w_q * 0)
+            equal = replace(equal, b_q=candidate.weights.b_q * 0)
+            output[empty] = candidate.formula(inputs, equal, None)[empty]
+        if policy == "zeros":
+            output[empty] = zeros
+        return output
+
+    candidate = stub(with_mask, answer).declaring(mask="keep")
+    found = find_empty_row(candidate)
+    assert found.empty_row == policy
+    assert {name: claim for name, claim in found.claims.items() if name != "causal"} == claims
+
+
+@pytest.mark.parametrize(
+    ("takes", "sizes"),
+    [
+        (lambda width: True, Sizes()),
+        (lambda width: width % 2 == 0, Sizes(head_dim_multiple=2)),
+        (lambda width: width % 8 == 0 and width <= 64, Sizes(head_dim_multiple=8, max_head_dim=64)),
+        (lambda width: width in (64, 128), Sizes(head_dims={64, 128})),
+    ],
+    ids=["all", "even", "up-to-64", "two"],
+)
+def test_widths_are_those_that_do_not_raise(takes: Callable[[int], bool], sizes: Sizes) -> None:
+    def answer(candidate: Candidate, inputs: Any, options: dict[str, Any]) -> Tensor | None:
+        return inputs[0] if takes(candidate.config.head_dim) else None
+
+    found = find_widths(stub(with_mask, answer))
+    assert found.sizes == sizes
+    assert ("head_dim" in found.rows) == (sizes != Sizes())
