@@ -1,3 +1,1 @@
-"""Inference: how to build and call a plain module class, from its names and shapes and from trial
-runs.
-"""
+"""Inference: how a plain class is built and called, from names, shapes and trial runs."""

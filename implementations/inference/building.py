@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,8 +26,9 @@ SMALL = f"d_model={CONFIG.d_model}, n_heads={CONFIG.n_heads}"
 def built(
     label: str, constructor: Callable[..., nn.Module], arguments: Mapping[str, str]
 ) -> nn.Module:
-    """Return a module for trial runs; raises ImplementationError for what cannot be built, or
-    called by names.
+    """Return a module for trial runs.
+
+    Raises ImplementationError for what cannot be built, or called by names.
     """
     try:
         with as_found():
@@ -42,14 +43,13 @@ def built(
 def _cannot_be_built(
     label: str, constructor: Callable[..., nn.Module], error: BaseException
 ) -> str:
-    """Return what a constructor raised, and what to do: an error that may be of its arguments, to
-    give it others.
-    """
+    """Return what a constructor raised, and what to do; one of its arguments may want others."""
     raised = Raised.of(error)
     if raised.needs:
-        takes_device = "device" in parameters_of(constructor) and "CUDA" in raised.needs
-        on_cpu = f', or judge functools.partial({label}, device="cpu")' if takes_device else ""
-        return f"{label} {raised.needs}{on_cpu} ({label}({SMALL}) raised {raised})"
+        needs, parameters = raised.needs, inspect.signature(constructor).parameters
+        if "CUDA" in needs and "device" in parameters:
+            needs = f'{needs}, or judge functools.partial({label}, device="cpu")'
+        return f"{label} {needs} ({label}({SMALL}) raised {raised})"
     message, given = str(raised), "..."
     if isinstance(error, AttributeError) and isinstance(error.obj, AnyConfig):
         sizes = {name: code for field, code in SIZES.items() for name in CONSTRUCTOR_NAMES[field]}
@@ -73,9 +73,7 @@ def require_forward(label: str, made: object) -> None:
 
 
 def _require_named_inputs(label: str, made: object) -> None:
-    """Raise ImplementationError for what is not a module, and for a compiled one, which does not
-    name its inputs.
-    """
+    """Raise ImplementationError for what is no module, or does not name its inputs."""
     if not isinstance(made, nn.Module):
         raise ImplementationError(
             f"{label}({SMALL}) returned {made!r:.80}, which is not a torch.nn.Module"
@@ -88,24 +86,24 @@ def _require_named_inputs(label: str, made: object) -> None:
 
 
 def kernel_advice(label: str, made: Callable[..., Any]) -> str:
-    """Return how to judge a module that takes query, key and value, and may have no projections of
-    its own.
-    """
-    has_forward = inspect.isclass(made) and hasattr(made, "forward")
-    parameters = inspect.signature(forward_of(cast(type, made))).parameters if has_forward else {}
+    """Return how to judge a module of query, key and value that may have no projections."""
+    if not (inspect.isclass(made) and hasattr(made, "forward")):
+        return ""
+    parameters = inspect.signature(forward_of(made)).parameters
     if not input_names(parameters):
         return ""
-    names = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    taken = ", ".join(
-        name if parameters[name].default is inspect.Parameter.empty else f"{name}=None"
-        for name in names
-    )
+    names, taken = [], []
+    for name, parameter in parameters.items():
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            names.append(name)
+            taken.append(name if parameter.default is parameter.empty else f"{name}=None")
     given = {"temperature": f"{names[0]}.shape[-1] ** 0.5"}
-    required = [p.name for p in inspect.signature(made).parameters.values() if p.default is p.empty]
-    built = ", ".join(
-        f"{name}={given.get(name, '...')}" for name in required if name not in ("args", "kwargs")
-    )
+    built = []
+    for name, parameter in inspect.signature(made).parameters.items():
+        if parameter.default is parameter.empty and name not in ("args", "kwargs"):
+            built.append(f"{name}={given.get(name, '...')}")
     return (
-        f". If it has no projections, judge a function of heads, (b, h, l, d): def attend({taken}):"
-        f" return {label}({built}).eval()({', '.join(names)})"
+        ". If it has no projections, judge a function of heads, (b, h, l, d):"
+        f" def attend({', '.join(taken)}):"
+        f" return {label}({', '.join(built)}).eval()({', '.join(names)})"
     )

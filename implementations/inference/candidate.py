@@ -214,6 +214,10 @@ class Candidate:
             return self.trial.is_causal
         return self.formula.causal is not None
 
+    def passes(self, check: Callable[[Candidate, Probe], bool]) -> bool:
+        """Return whether a check holds for each probe."""
+        return all(check(self, probe) for probe in self.probes)
+
     def mask_of(self, probe: Probe, axes: str, *, causal: bool = False) -> Tensor:
         """Return a mask as `Probe.mask` does, or one of the first keys where it is their number."""
         mask = probe.mask(axes, causal=causal or self.formula.causal is not None)

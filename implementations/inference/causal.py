@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -95,8 +96,8 @@ def _never_causal(candidate: Candidate) -> str:
     flags = causal_flags(parameters_of(constructor))
     if not flags:
         return "no"
-    partial = f"functools.partial({candidate.label}, {flags[0]}=True)"
-    return f"no; to judge it causal too, check {partial}"
+    built = f"functools.partial({candidate.label}, {flags[0]}=True)"
+    return f"no; to judge it causal too, check {built}"
 
 
 def _with_alignment(candidate: Candidate) -> Candidate:
@@ -153,7 +154,7 @@ def _alignment(candidate: Candidate) -> Alignment:
         if candidate.formula.causal:
             return candidate.formula.causal
         for alignment in ALIGNMENTS:
-            if all(_is_aligned(tried, probe, alignment) for probe in tried.probes):
+            if tried.passes(partial(_is_aligned, alignment=alignment)):
                 return alignment
     return min(ALIGNMENTS, key=lambda alignment: _misaligned(tried, alignment))
 

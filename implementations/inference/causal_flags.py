@@ -114,7 +114,8 @@ def _fault_of_constructor(candidate: Candidate, flag: str, *, value: bool) -> st
     is_causal = candidate.formula.causal is not None
     # Without claims about it, no causal mask is joined to a mask.
     plain = candidate.without_claims("always_causal", "causal").claiming(causal=None)
-    one, other = (_built_with(plain, flag, value=each) for each in (value, not value))
+    one = _built_with(plain, flag, value=value)
+    other = _built_with(plain, flag, value=not value)
     if not _flag_counts(one, other):
         if plain.signature.is_causal:
             return f"{flag} {IDLE}"

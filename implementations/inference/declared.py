@@ -14,6 +14,7 @@ from mha.implementations.adapters.construction import module_class, parameters_o
 from mha.implementations.adapters.kernel import KernelAxes, KernelImplementation, from_kernel
 from mha.implementations.adapters.mask_forms import MaskedNumber, MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
+from mha.implementations.adapters.names import NEUTRAL_MEANING
 from mha.implementations.adapters.signature import (
     Signature,
     call_parameters,
@@ -73,16 +74,23 @@ class Declared:
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of the adapter, except the claims."""
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        given["causal_by_default"] = True if self.masks.causal_by_default else None
+        given = {name: getattr(self, name) for name in self.REQUIRED}
         defaults = {each.name: each.default for each in fields(self)}
-        changed = [name for name in self.OPTIONAL if given[name] != defaults[name]]
-        return {name: given[name] for name in (*self.REQUIRED, *changed)}
+        for name in self.OPTIONAL:
+            if getattr(self, name) != defaults[name]:
+                given[name] = getattr(self, name)
+        if "causal_by_default" in given:  # the adapter is not given the alignment
+            given["causal_by_default"] = True
+        if not self.mask:
+            given.pop("causal_by_default", None)
+        return given
 
     def implementation(self) -> ModuleImplementation | KernelImplementation:
         """Return what the adapter makes of it."""
         # Where a mask is required, a format is tried before its claims are known.
-        masks = self.masks.limits(Claims()) if self.mask_required or not self.mask else {}
+        masks: dict[str, Any] = {}
+        if self.mask_required or not self.mask:
+            masks = self.masks.limits(Claims())
         claims = Claims(**{**masks, **self.claims})
         return from_module(self.constructor, **self.options(), claims=claims, name=self.label)
 
@@ -160,6 +168,11 @@ class Declared:
         return found.with_rotations(of_pairs=self.rotation_pairs)
 
     @property
+    def unknown_inputs(self) -> list[str]:
+        """The parameters that each call requires, and whose names say nothing."""
+        return [name for name in self.signature.others if name not in NEUTRAL_MEANING]
+
+    @property
     def may_leave_out_memory(self) -> bool:
         """Whether its calls are given a memory, and could be made without one."""
         return self.cross_attention == "memory" and self.signature.has_optional_memory
@@ -199,8 +212,9 @@ class DeclaredKernel(Declared):
 
     def implementation(self) -> KernelImplementation:
         """Return what the adapter makes of it."""
-        masks: dict[str, Any] = {} if self.mask else {"masks": ()}
-        claims = Claims(**{**masks, **self.claims})
+        claims = Claims(**self.claims)
+        if not self.mask:
+            claims = Claims(**{"masks": (), **self.claims})
         return from_kernel(self.constructor, **self.options(), claims=claims, name=self.label)
 
     @property

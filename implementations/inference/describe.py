@@ -203,9 +203,12 @@ def _biases(values: set[bool | str]) -> str:
         return "with or without"
     if values == set(BIASES):
         return "of each projection, with or without"
-    names: dict[bool | str, str] = {True: "always", False: "none"}
-    found = [value for value in BIASES if value in values]
-    return " or ".join(names.get(value) or f"on {', '.join(str(value))}" for value in found)
+    words: dict[bool | str, str] = {True: "always", False: "none"}
+    found = []
+    for value in BIASES:
+        if value in values:
+            found.append(words.get(value) or f"on {', '.join(str(value))}")
+    return " or ".join(found)
 
 
 def _inputs(declared: Declared) -> str:
@@ -339,9 +342,8 @@ def _given_rows(declared: Declared) -> Iterator[Row]:
     neutral = [_given(name, declared) for name in others if name in NEUTRAL_MEANING]
     if neutral:
         yield Row("given", ", ".join(neutral), "by name")
-    unknown = [name for name in others if name not in NEUTRAL_MEANING]
-    if unknown:
-        yield Row("given None", ", ".join(unknown), "of no known meaning")
+    if declared.unknown_inputs:
+        yield Row("given None", ", ".join(declared.unknown_inputs), "of no known meaning")
 
 
 def _given(name: str, declared: Declared) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from textwrap import indent
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -81,7 +81,7 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     open.
     """
     label = label or str(getattr(constructor, "__name__", "module"))
-    made = constructor.func if isinstance(constructor, partial) else constructor
+    made = _made(constructor)
     if getattr(made, "__init__", None) is nn.Module.__init__:  # whose parameters would mislead
         require_forward(label, made)
     module, candidate = _built_and_read(label, constructor)
@@ -95,17 +95,24 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     )
 
 
+def _made(constructor: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Return the class or the function that a `functools.partial` calls."""
+    return constructor.func if isinstance(constructor, partial) else constructor
+
+
 def _declaration(declared: Declared, given: Callable[..., nn.Module]) -> str:
     """Return the code of a declaration; what was given may be built in another way now."""
     label, found = declared.label, declared.constructor
-    options: Mapping[str, Any] = getattr(found, "keywords", {}) if found is not given else {}
-    target = cast(partial[nn.Module], found).func if options else found
-    code = getattr(target, "code", label)
-    name = {"name": label} if code != label else {}
+    options, target = dict[str, Any](), found
+    if isinstance(found, partial) and found is not given:
+        options, target = found.keywords, found.func
+    code, more = getattr(target, "code", label), {}
+    if code != label:
+        more = {"name": label}
     if options:
-        set_to = "".join(f", {option}={value}" for option, value in options.items())
+        set_to = "".join(f", {name}={value}" for name, value in options.items())
         code = f"partial({code}{set_to})"
-    return declared.code(code, **name)
+    return declared.code(code, **more)
 
 
 def _built_and_read(label: str, constructor: Callable[..., nn.Module]) -> Read:
@@ -146,8 +153,8 @@ def _arguments(
     try:
         return constructor_arguments(label, constructor, assume=assume)
     except ImplementationError as error:
-        made = constructor.func if isinstance(constructor, partial) else constructor
-        raise ImplementationError(f"{error}{kernel_advice(label, made)}{remark}") from None
+        advice = kernel_advice(label, _made(constructor))
+        raise ImplementationError(f"{error}{advice}{remark}") from None
 
 
 def _explained(
@@ -165,7 +172,9 @@ def _explained(
         candidate = _first_found(_unread(label, constructor, arguments, module), module)
     except ImplementationError as error:
         return None, str(error)
-    return ((module, candidate) if candidate.explained else None), ""
+    if not candidate.explained:
+        return None, ""
+    return (module, candidate), ""
 
 
 def _read(label: str, constructor: Callable[..., nn.Module], arguments: Mapping[str, str]) -> Read:

@@ -72,10 +72,8 @@ def code_of(made: Callable[..., nn.Module], label: str) -> str:
 
 def required_names(kernel: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of the inputs that a kernel requires."""
-    names = (
-        each.name for each in required_inputs(inspect.signature(function_of(kernel)).parameters)
-    )
-    return tuple(name for name in names if name not in NEUTRAL_MEANING)
+    required = required_inputs(inspect.signature(function_of(kernel)).parameters)
+    return tuple(each.name for each in required if each.name not in NEUTRAL_MEANING)
 
 
 def require_inputs(kernel: Callable[..., Any], label: str) -> None:

@@ -37,7 +37,7 @@ def find_contiguous(candidate: Candidate) -> Candidate:
 
 def find_forward_only(candidate: Candidate) -> Candidate:
     """Claim no gradients for a kernel of a GPU whose outputs have none."""
-    returned = []
+    returned = list[Tensor]()
     for result in results_of(candidate, candidate.probes[0].inputs):
         returned += [x for x in as_output(result) if isinstance(x, Tensor)]
     if not returned or any(x.requires_grad for x in returned):

@@ -41,7 +41,7 @@ OF_HEADS = ("b h l d", "b l h d", "l b h d")
 OTHER_CONTEXTS = (*OF_HEADS, "b l (h d)", "l b (h d)")
 CONTEXTS = [f"{x} -> {y}" for x in OF_HEADS for y in OTHER_CONTEXTS if x != y]
 LAYOUTS = (*OF_HEADS, *MERGED_LAYOUTS, *CONTEXTS, *AS_MANY)
-SUPPLIED = {f"w_{role}": f"w_{role}" for role in "qkvo"}
+SUPPLIED = {name: name for name in ("w_q", "w_k", "w_v", "w_o")}
 
 # Trial runs in few sizes, and L = S of one that shows how long they will take.
 FEW = GENERAL.probes(cross_attention=False, multiple=TILES[-1])

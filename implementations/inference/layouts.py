@@ -32,7 +32,7 @@ def rows_if_shared(role: str, config: Config) -> int:
     """Return the rows of what holds a key or value that all heads share; 0 if it holds none."""
     if config.kv_heads == config.n_heads or {"k", "v"}.isdisjoint(role):
         return 0
-    key_heads = sum(each in "kv" for each in role) * config.kv_heads
+    key_heads = (role.count("k") + role.count("v")) * config.kv_heads
     return (key_heads + role.count("q") * config.n_heads) * config.head_dim
 
 

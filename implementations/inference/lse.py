@@ -20,6 +20,9 @@ from mha.implementations.inference.weights import NOT_RETURNED
 from mha.spec import Lse, causal_mask
 from mha.spec.scores import Base, EmptyLse, LseDtype, LseLayout
 
+BASES = {"e": "the natural one", "2": "to base 2"}
+HISTORIES = {True: "it can be differentiated", False: "without a gradient"}
+
 
 def find_lse(candidate: Candidate) -> Candidate:
     """Claim a log-sum-exp in the form that a kernel returns beside its context, if it does."""
@@ -60,9 +63,8 @@ def _claiming(candidate: Candidate, lse: Lse) -> Candidate:
     how, asked = "returned", candidate.signature.return_lse
     if asked:
         how = f"returned with {asked}"
-    base = "the natural one" if lse.base == "e" else "to base 2"
-    history = "it can be differentiated" if lse.gradient else "without a gradient"
-    found = f"{how}, {base}, of shape ({lse.layout.replace(' ', ', ')}); {history}"
+    shape = f"of shape ({lse.layout.replace(' ', ', ')})"
+    found = f"{how}, {BASES[lse.base]}, {shape}; {HISTORIES[lse.gradient]}"
     return candidate.claiming(lse=lse).noting("lse", found)
 
 
@@ -88,8 +90,9 @@ def _with_another_result(candidate: Candidate, inputs: Inputs) -> Candidate:
 def _lse_of(candidate: Candidate, inputs: Inputs) -> Tensor | None:
     """Return the log-sum-exp (B, H, L) of a call, if there is one of the claimed shape."""
     result = candidate.call_plainly(inputs, return_lse=True)
-    lse = None if result is None else result.lse
-    return lse if isinstance(lse, Tensor) else None
+    if result is None or not isinstance(result.lse, Tensor):
+        return None
+    return result.lse
 
 
 def _empty_lse(candidate: Candidate) -> EmptyLse:

@@ -25,7 +25,7 @@ def fitting_conventions(masked: Candidate) -> list[MaskConvention]:
     fitting = []
     for convention in conventions_of(masked):
         tried = with_convention(masked, convention)
-        if all(fits(tried, probe) for probe in tried.probes):
+        if tried.passes(fits):
             fitting.append(convention)
     return fitting
 
@@ -122,8 +122,7 @@ def hides_queries(masked: Candidate) -> bool:
     if not is_padding or masked.cross_attention or not masked.explained:
         return False
     for convention in CONVENTIONS[:2]:
-        tried = with_convention(masked, convention)
-        if all(_hides_both(tried, probe) for probe in masked.probes):
+        if with_convention(masked, convention).passes(_hides_both):
             return True
     return False
 

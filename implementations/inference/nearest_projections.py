@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha.implementations.discovery.raised import Raised
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import (
     EQUAL_LENGTHS,
@@ -34,11 +33,14 @@ Bias = Callable[[int, int], Tensor]  # of the scores, from L and S
 
 
 class EachCallRaises(Unclear):
-    """No trial run says what a module computes; raised: by the calls of each reading of it."""
+    """No trial run says what a module computes.
 
-    def __init__(self, message: str, raised: Iterable[Raised | None]) -> None:
+    raised: by the calls of each reading of it.
+    """
+
+    def __init__(self, message: str, readings: Iterable[Candidate]) -> None:
         super().__init__(message)
-        self.raised = list(filter(None, raised))
+        self.raised = [each.calls.raised for each in readings if each.calls.raised]
 
 
 def with_formula(candidate: Candidate, outputs: Iterable[Tensor] | None = None) -> Candidate | None:
@@ -312,7 +314,7 @@ def _callable(candidates: Sequence[Candidate]) -> list[Candidate]:
     if not working:
         _require_named_inputs(candidates[0])
         message = f"each call raises, the first one {candidates[0].problem}"
-        raise EachCallRaises(message, [each.calls.raised for each in candidates])
+        raise EachCallRaises(message, candidates)
     returning = [each for each in working if outputs_of(each)]
     if not returning:
         _require_output(working[0])

@@ -82,8 +82,7 @@ def _claim_if_explained(
         return candidate
     claiming = candidate.claiming(**{claim: True})
     tried = claiming.trying(changes={**candidate.trial.changes, **changes})
-    explained = all(_computes_formula(tried, probe) for probe in tried.probes)
-    return claiming if explained else candidate
+    return claiming if tried.passes(_computes_formula) else candidate
 
 
 def _computes_formula(tried: Candidate, probe: Probe) -> bool:

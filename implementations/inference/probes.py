@@ -221,7 +221,9 @@ class Probe:
     @property
     def lengths(self) -> tuple[int, int]:
         """L and S of the inputs."""
-        return self.queries, self.keys if self.cross_attention else self.queries
+        if not self.cross_attention:
+            return self.queries, self.queries
+        return self.queries, self.keys
 
     def mask(self, axes: str, *, causal: bool) -> Tensor:
         """Return a boolean mask (B, H, L, S), True = may attend: each row has keys of both kinds.
@@ -270,10 +272,10 @@ class SpecialCase:
             return length if multiple == 1 else -(-length // 2) * multiple
 
         kind = cross_attention, self.last_is_zero, self.value_is_key
-        return tuple(
-            Probe(batch, multiplied(queries), multiplied(keys), *kind)
-            for batch, queries, keys in self.sizes
-        )
+        probes = []
+        for batch, queries, keys in self.sizes:
+            probes.append(Probe(batch, multiplied(queries), multiplied(keys), *kind))
+        return tuple(probes)
 
     def weights_of(self, config: Config) -> Weights:
         """Return the weights of trial runs with this configuration."""
@@ -351,11 +353,11 @@ def biased_roles(bias: bool | str) -> str:
 def each_once(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
     """Return query, key and value after a change; what is one tensor stays one tensor."""
     query, key, value = inputs
-    changed_query = change(query)
-    changed_key = changed_query if key is query else change(key)
-    if value is key:
-        return changed_query, changed_key, changed_key
-    return changed_query, changed_key, changed_query if value is query else change(value)
+    of_tensor = {id(query): change(query)}
+    for x in (key, value):
+        if id(x) not in of_tensor:
+            of_tensor[id(x)] = change(x)
+    return of_tensor[id(query)], of_tensor[id(key)], of_tensor[id(value)]
 
 
 def additive(mask: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import product
+from itertools import chain, product
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -63,19 +63,28 @@ def possible_paths(module: nn.Module, config: Config) -> Paths:
         if key in paths:
             raise Unclear(f"{held.path} and {_name_of(paths[key][0])} both look like {key}")
         paths[key] = _paths(held, patterns)
-    named = {role for key in paths for role in key[2:]}
-    return paths if named & INPUTS.keys() else in_order | paths
+    named = set("".join(key[2:] for key in paths))
+    if named.isdisjoint(INPUTS):
+        return in_order | paths
+    return paths
 
 
 def _paths(held: Held, patterns: list[str]) -> list[ParameterPath]:
     """Return the paths of a parameter in several layouts, as `from_module` takes them."""
-    return [(held.path, pattern) if pattern else held.path for pattern in patterns]
+    paths: list[ParameterPath] = []
+    for pattern in patterns:
+        paths.append((held.path, pattern) if pattern else held.path)
+    return paths
 
 
 def _without_output_lists(module: nn.Module, in_order: Paths) -> list[Held]:
     """Return all but a list of the layers in order whose name is that of an output, as proj is."""
     lists = {str(path).rpartition(".")[0] for (path,) in in_order.values()}
-    return [held for held in held_by(module) if held.path not in lists or role_of(held.path) != "o"]
+    kept = []
+    for held in held_by(module):
+        if held.path not in lists or role_of(held.path) != "o":
+            kept.append(held)
+    return kept
 
 
 def _with_roles(every: list[Held], config: Config) -> Iterator[tuple[Held, str]]:
@@ -131,7 +140,7 @@ def parameter_maps(module: nn.Module, config: Config) -> list[ParameterMap]:
     Raises Unclear if there is no projection of query, key or value.
     """
     paths = possible_paths(module, config)
-    roles = {role for key in paths if key.startswith("w_") for role in key[2:]}
+    roles = set("".join(key[2:] for key in paths if key.startswith("w_")))
     missing = sorted({"q", "k", "v"} - roles)
     if missing:
         names = ", ".join(name for name, _ in module.named_parameters()) or "none"
@@ -168,7 +177,7 @@ def _order(path: ParameterPath) -> str:
 
 def _squares(module: nn.Module, config: Config, paths: Paths) -> Iterator[ParameterPath]:
     """Yield the square matrices without a role; trial runs decide which one is W_o."""
-    used = {_name_of(path) for options in paths.values() for path in options}
+    used = set(map(_name_of, chain.from_iterable(paths.values())))
     for held in held_by(module):
         if held.kind == "w" and held.path not in used and not role_of(held.path):
             yield from _paths(held, layouts_of(held, "o", config))
@@ -179,9 +188,8 @@ def reordered(parameters: ParameterMap) -> Iterator[ParameterMap]:
     stacked = next((key[2:] for key in parameters if key[2:] in STACKED), "")
     for order in STACKED:
         if order != stacked and sorted(order) == sorted(stacked):
-            yield {
-                key.replace(f"_{stacked}", f"_{order}"): path for key, path in parameters.items()
-            }
+            names = [key.replace(f"_{stacked}", f"_{order}") for key in parameters]
+            yield dict(zip(names, parameters.values(), strict=True))
 
 
 def interleaved(parameters: ParameterMap) -> Iterator[ParameterMap]:
@@ -214,8 +222,10 @@ def _interleaved_rows(parameters: ParameterMap) -> Iterator[ParameterMap]:
             if not isinstance(path, str):
                 return
             inputs[key] = path
-    are_stacked = any(key[2:] in STACKED for key in inputs)
-    for order in INTERLEAVED_ORDERS if are_stacked else ("",):
+    orders: tuple[str, ...] = ("",)
+    if any(key[2:] in STACKED for key in inputs):
+        orders = INTERLEAVED_ORDERS
+    for order in orders:
         yield {key: (path, _rows_as(order, key)) for key, path in inputs.items()}
 
 

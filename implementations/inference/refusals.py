@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from torch import nn
 
 from mha.implementations.adapters.construction import building_advice, read_from_module
-from mha.implementations.adapters.names import NEUTRAL_MEANING
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.discovery.raised import Raised, main_one
 from mha.implementations.inference.candidate import Candidate
@@ -71,7 +70,7 @@ def calls_raise(raised: Raised, tries: Sequence[Sequence[Raised]]) -> str:
 
 def _unknown_inputs(empty: Candidate) -> str:
     """Return a remark on what `forward` requires that has no known name."""
-    unknown = [name for name in empty.signature.others if name not in NEUTRAL_MEANING]
+    unknown = empty.declared.unknown_inputs
     if not unknown:
         return ""
     advice = "of no known meaning, and was given None; pass call=... that gives something else"

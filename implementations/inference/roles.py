@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +103,7 @@ def role_of(name: str) -> str | None:
     >>> role_of("attn.W_query"), role_of("c_attn"), role_of("q_norm")
     ('q', 'qkv', None)
     """
-    if any(word in OTHER_WORDS for word in words_of(name)):
+    if not {*OTHER_WORDS}.isdisjoint(words_of(name)):
         return None
     return _role_by_words(name.rpartition(".")[2]) or _role_by_words(name)
 
@@ -112,7 +112,7 @@ def _role_by_words(name: str) -> str | None:
     """Return the one role that the words of a name say."""
     words = words_of(name)
     telling = [word for word in words if word not in NEUTRAL_WORDS]
-    joined = "".join(word for word in words if word not in ("weight", "bias"))
+    joined = _joined(words)
     for known in (telling, [joined], words):
         roles = [role for role in ROLE_WORDS if not {*ROLE_WORDS[role]}.isdisjoint(known)]
         if len(roles) == 1:
@@ -122,8 +122,12 @@ def _role_by_words(name: str) -> str | None:
 
 def says_no_order(name: str) -> bool:
     """Return whether a name of stacked projections does not say in which order they are."""
-    words = [word for word in words_of(name) if word not in ("weight", "bias")]
-    return "".join(words).endswith(STACKED_WORDS)
+    return _joined(words_of(name)).endswith(STACKED_WORDS)
+
+
+def _joined(words: Sequence[str]) -> str:
+    """Return words as one, without those for the kind of a parameter."""
+    return "".join(word for word in words if word not in ("weight", "bias"))
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -135,17 +139,19 @@ def is_linear(module: nn.Module) -> bool:
 
 def held_by(module: nn.Module) -> Iterator[Held]:
     """Yield the linear layers, then the matrices and biases of other modules."""
-    layers: dict[str, Any] = {
-        name: layer for name, layer in module.named_modules() if is_linear(layer)
-    }
+    layers = dict[str, Any]()
+    for name, part in module.named_modules():
+        if is_linear(part):
+            layers[name] = part
     yield from _held_layers(module, layers)
     for name, parameter in module.named_parameters():
         owner, _, last = name.rpartition(".")
         if owner in layers or "norm" in type(module.get_submodule(owner)).__name__.lower():
             continue
-        is_bias = any(word in BIAS_WORDS for word in words_of(last))
-        if is_bias or parameter.ndim > 1:
-            yield Held(name, tuple(parameter.shape), "b" if is_bias else "w", is_layer=False)
+        if not {*BIAS_WORDS}.isdisjoint(words_of(last)):
+            yield Held(name, tuple(parameter.shape), "b", is_layer=False)
+        elif parameter.ndim > 1:
+            yield Held(name, tuple(parameter.shape), "w", is_layer=False)
 
 
 def _held_layers(module: nn.Module, layers: Mapping[str, Any]) -> Iterator[Held]:
@@ -174,10 +180,10 @@ def _path_in_list(name: str, lists: list[str]) -> str:
 
     That is "heads.*.q" for heads.0.q, and "queries" for queries.0.
     """
-    own = next((each for each in lists if name.startswith(f"{each}.")), None)
-    if own is None:
-        return name
-    _, _, after = name.removeprefix(f"{own}.").partition(".")
-    if after:
-        return f"{own}.*.{after}"
-    return own if role_of(own) else name
+    for own in lists:
+        if name.startswith(f"{own}."):
+            _, _, after = name.removeprefix(f"{own}.").partition(".")
+            if after:
+                return f"{own}.*.{after}"
+            return own if role_of(own) else name
+    return name

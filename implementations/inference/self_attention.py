@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.dropout import PROBABILITY, dropped
 from mha.implementations.inference.empty_rows import policy_of
@@ -28,16 +30,14 @@ def find_self_attention(candidate: Candidate) -> Candidate:
 
 def _computes_formula(candidate: Candidate, alone: Candidate) -> bool:
     del candidate
-    return all(_gives(alone, probe, causal=alone.plainly_causal) for probe in alone.probes)
+    return alone.passes(partial(_gives, causal=alone.plainly_causal))
 
 
 def _takes_masks(candidate: Candidate, alone: Candidate) -> bool:
     """Return whether masks count as they do with a memory, and rows without a key get the same."""
     if candidate.declared.mask is None:
         return True
-    if not all(fits(alone, probe) for probe in alone.probes):
-        return False
-    return policy_of(alone) == candidate.empty_row
+    return alone.passes(fits) and policy_of(alone) == candidate.empty_row
 
 
 def _is_causal(candidate: Candidate, alone: Candidate) -> bool:

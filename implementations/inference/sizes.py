@@ -57,7 +57,8 @@ def claim_more_lengths(candidate: Candidate) -> Candidate:
     if candidate.signature.inputs and not candidate.cross_attention:
         general = candidate.without_claims("cross_attention")
         other_keys = _problem_with_lengths(general, explained=False)
-        candidate = candidate if other_keys else general
+        if not other_keys:
+            candidate = general
     return _with_lengths(candidate, other_keys, other_lengths)
 
 
@@ -131,7 +132,9 @@ def _with_widths(candidate: Candidate, raised: str) -> Candidate:
 def either(numbers: Collection[int]) -> str:
     """Return numbers as alternatives: "1, 2 or 4"."""
     *fewer, most = map(str, sorted(numbers))
-    return f"{', '.join(fewer)} or {most}" if fewer else most
+    if not fewer:
+        return most
+    return f"{', '.join(fewer)} or {most}"
 
 
 def _problem_with_lengths(candidate: Candidate, *, explained: bool) -> str:
@@ -207,10 +210,11 @@ def _problem(candidate: Candidate, probe: Probe, *, explained: bool) -> str:
     result = candidate.call(probe.inputs, is_causal=candidate.claimed("always_causal"))
     if result is None:
         return candidate.problem
-    if not explained:
-        return ""
-    expected = candidate.formula(probe.inputs, candidate.weights, None)
-    return "" if is_close(result.output, expected) else "another output"
+    if explained:
+        expected = candidate.formula(probe.inputs, candidate.weights, None)
+        if not is_close(result.output, expected):
+            return "another output"
+    return ""
 
 
 def find_widths(candidate: Candidate) -> Candidate:
@@ -302,11 +306,16 @@ def _with_longest(candidate: Candidate, longest: int, raised: str) -> Candidate:
     """Return the candidate with the claim of its longest inputs, and what longer ones raise."""
     found = f"at most {longest}: others raise {raised}"
     known = candidate.rows["lengths"].finding
+    if known:
+        found = f"{known}; {found}"
     claiming = candidate.claiming(sizes=replace(candidate.sizes, max_length=longest))
-    return claiming.noting("lengths", f"{known}; {found}" if known else found)
+    return claiming.noting("lengths", found)
 
 
 def _longer(shorter: int, step: int) -> list[int]:
     """Return the lengths to try that are longer than one, multiples of a step."""
-    powers = [2**power for power in range(5, MAX_LENGTH.bit_length())]
-    return [*(power for power in powers if power > shorter and power % step == 0), MAX_LENGTH]
+    lengths = []
+    for power in range(5, MAX_LENGTH.bit_length()):
+        if 2**power > shorter and 2**power % step == 0:
+            lengths.append(2**power)
+    return [*lengths, MAX_LENGTH]

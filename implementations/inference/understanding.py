@@ -67,10 +67,9 @@ def understand(empty: Candidate, module: nn.Module) -> Candidate:
 
 def _choices(empty: Candidate, module: nn.Module) -> list[list[Candidate]]:
     """Return the candidates for each choice of the inputs, the most general and usual first."""
-    choices = [
-        _candidates(empty, module, cross_attention)
-        for cross_attention in _possible_inputs(empty.signature)
-    ]
+    choices = []
+    for cross_attention in _possible_inputs(empty.signature):
+        choices.append(_candidates(empty, module, cross_attention))
     for order in possible_orders(empty.declared.forward_parameters):
         choices.append(_candidates(empty.declaring(query_last=order), module, "memory"))
     return choices
@@ -87,7 +86,9 @@ def _more_general(tried: Sequence[Candidate]) -> Candidate | None:
             cases = explained_cases(each, (*SPECIAL_CASES, *QUICK_CASES))
             if shows_inputs(cases):
                 partial.append(each)
-    return nearest(partial) if partial else None
+    if not partial:
+        return None
+    return nearest(partial)
 
 
 def _candidates(
@@ -133,8 +134,8 @@ def _require_inputs(candidate: Candidate) -> None:
     if signature.one_input or signature.memory or signature.inputs:
         return
     required = required_inputs(parameters)
-    named = [each for each in required if each.kind is not inspect.Parameter.VAR_POSITIONAL]
-    if len(named) != 3:
+    kinds = [each.kind for each in required]
+    if len(kinds) - kinds.count(inspect.Parameter.VAR_POSITIONAL) != 3:
         raise Unclear(
             f"forward({', '.join(parameters)}) takes neither one input nor three; pass call=..."
         )
@@ -144,11 +145,10 @@ def _require_one_map(matching: Sequence[Candidate]) -> None:
     """Raise Unclear if several choices of projections explain the outputs."""
     maps = sorted({str(each.declared.parameters) for each in matching})
     if len(maps) > 1:
-        more = f"; and {len(maps) - 2} more" if len(maps) > 2 else ""
-        raise Unclear(
-            "more than one choice of projections gives what it computes"
-            f" ({'; '.join(maps[:2])}{more})"
-        )
+        shown = "; ".join(maps[:2])
+        if len(maps) > 2:
+            shown = f"{shown}; and {len(maps) - 2} more"
+        raise Unclear(f"more than one choice of projections gives what it computes ({shown})")
 
 
 def claims_of_key_heads(module: nn.Module) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 
-from mha.implementations.adapters.names import NEUTRAL_MEANING
 from mha.implementations.adapters.signature import required_inputs
 from mha.implementations.inference.candidate import Candidate
 from mha.spec.claims import DROPS_OUTPUT
@@ -33,7 +32,7 @@ def unused_options(candidate: Candidate) -> list[str]:
     for name, parameter in parameters.items():
         if parameter.default is not parameter.empty and name not in used:
             unused.append(name)
-    unused += [f"{name}=None" for name in signature.others if name not in NEUTRAL_MEANING]
+    unused += [f"{name}=None" for name in candidate.declared.unknown_inputs]
     unused += [name for name, field in candidate.arguments.items() if not _tested(candidate, field)]
     unused = [name for name in unused if name != candidate.idle_flag]
     return _never_called(candidate) + unused + _defaults(candidate)
