@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mha.implementations.adapters.configs import AnyConfig, config_code
-from mha.implementations.adapters.construction import SHORT, SIZES, Room, construct, parameters_of
+from mha.implementations.adapters.construction import SHORT, SIZES, Room, construct
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.signature import forward_of, input_names
 from mha.implementations.discovery.errors import ImplementationError

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mha.implementations.adapters.calling import Call, CallByName
 from mha.implementations.adapters.compiled import compiled_again
+from mha.implementations.adapters.construction import SHORT, Room
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.adapters.signature import Signature
@@ -53,6 +54,7 @@ class Trial:
         Where a causal flag does not do what it says, that is what is claimed.
     flag_left_out: whether calls leave the causal flag out, so that the constructor decides.
     few_sizes: whether it is tried in few sizes, as a kernel that raises for others.
+    longest: the length for which a module is built that asks for the longest one.
     """
 
     formula: Formula = field(default_factory=Formula)
@@ -62,6 +64,7 @@ class Trial:
     is_causal: bool | None = None
     flag_left_out: bool = False
     few_sizes: bool = False
+    longest: int = SHORT
 
 
 @dataclass
@@ -228,6 +231,8 @@ class Candidate:
     def implementation(self) -> ModuleImplementation | KernelImplementation:
         """Return the implementation that trial runs call."""
         made = self.declared.implementation()
+        if isinstance(made, ModuleImplementation):
+            made = replace(made, room=Room(self.trial.longest))
         return replace(made, call=self._as_called(made.call))
 
     def _as_called(self, call: Call) -> Call:

@@ -11,7 +11,12 @@ from typing import Any, ClassVar, Literal
 from torch import nn
 
 from mha.implementations.adapters.construction import module_class, parameters_of
-from mha.implementations.adapters.kernel import KernelAxes, KernelImplementation, from_kernel
+from mha.implementations.adapters.kernel import (
+    KernelAxes,
+    KernelImplementation,
+    from_kernel,
+    function_of,
+)
 from mha.implementations.adapters.mask_forms import MaskedNumber, MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
 from mha.implementations.adapters.names import NEUTRAL_MEANING
@@ -246,7 +251,7 @@ class DeclaredKernel(Declared):
     @property
     def forward_parameters(self) -> Mapping[str, inspect.Parameter]:
         """The parameters of the kernel, with query, key and value even where two are one tensor."""
-        return inspect.signature(self.axes.unpacked(self.constructor)).parameters
+        return self.axes.parameters_of(call_parameters(function_of(self.constructor)))
 
     def signature_with(self, *, padding: bool) -> Signature:
         """Return what they mean; `from_kernel` declares no mask of padding beside another one."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha.implementations.adapters.construction import MAX_LENGTH, SHORT, built_for
+from mha.implementations.adapters.construction import MAX_LENGTH, SHORT
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import CONFIG, Probe, each_once, is_close
 from mha.implementations.inference.projections import Unclear
@@ -266,15 +266,14 @@ def _problem_with_heads(candidate: Candidate, count: int, width: int) -> str:
     return tried.problem if returned is None else ""
 
 
-@built_for(MAX_LENGTH)
 def find_longest(candidate: Candidate) -> Candidate:
     """Claim the longest inputs that a module takes, where its own table is shorter than the cases'.
 
     A module is not tried with inputs of which a call would take too long.
     """
-    tried = candidate
+    tried = candidate.trying(longest=MAX_LENGTH)
     if "float32" in candidate.claimed("dtypes"):
-        tried = candidate.trying(dtype=torch.float32)  # which takes half the time
+        tried = tried.trying(dtype=torch.float32)  # which takes half the time
     step, found = candidate.sizes.length_multiple, candidate
     # Keys may be more than queries ever are.
     if candidate.cross_attention and not _takes_length(tried, MAX_LENGTH + step, queries=step):
