@@ -119,10 +119,7 @@ def signature_of(
     need_weights = option_name("need_weights", parameters)
     average = option_name("average", parameters)
     given = (mask, of_padding, is_causal, need_weights, average)
-    for name, parameter in parameters.items():
-        is_required = parameter.default is parameter.empty
-        if is_required and is_option(name) and name not in given:
-            others.append(name)
+    others += [name for name in _required_options(parameters) if name not in given]
     rotations = [name for name in others if _is_rotation(parameters[name])]
     return Signature(
         inputs=inputs,
@@ -251,6 +248,11 @@ def possible_orders(parameters: Mapping[str, inspect.Parameter]) -> list[bool]:
     if MEMORY_WORDS.isdisjoint(second) and QUERY_WORDS.isdisjoint(first):
         orders.append(True)
     return orders
+
+
+def _required_options(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Return the options without a default."""
+    return [name for name, p in parameters.items() if is_option(name) and p.default is p.empty]
 
 
 def numbers_of_heads(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
