@@ -159,6 +159,8 @@ def _summary(name: str, own: Sequence[Verdict]) -> dict[str, Any]:
     rejected = ""
     if rejections.tried:
         rejected = f"{rejections.rejected / rejections.tried:.0%} of {rejections.tried}"
+    examples = sum(verdict.examples for verdict in own)
+    seconds = sum(verdict.seconds for verdict in own)
     return {
         "name": name,
         "sign": "✓" if conforms(own) else "✗",
@@ -166,8 +168,8 @@ def _summary(name: str, own: Sequence[Verdict]) -> dict[str, Any]:
         "judged": f"{totals.judged} of {totals.clauses}",
         "counts": counts,
         "rejected": rejected,
-        "examples": sum(verdict.examples for verdict in own),
-        "seconds": f"{sum(verdict.seconds for verdict in own):.0f}",
+        "examples": examples,
+        "seconds": f"{seconds:.0f}",
     }
 
 

@@ -109,7 +109,10 @@ class MergeImplementation:
     def build(
         self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
     ) -> MergeAttention:
-        """Put the plain formula around the merge; raises ValueError for an invalid configuration."""
+        """Put the plain formula around the merge.
+
+        Raises ValueError for an invalid configuration.
+        """
         config.validate()
         return MergeAttention(self, config)
 
