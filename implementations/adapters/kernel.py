@@ -277,7 +277,7 @@ class KernelAttention(nn.Module):
             if before != after:
                 increment_version(x)  # since a caller's heads would be changed
         joined = self._joined(context, query)
-        return Output(self._project(joined, "o"), weights, self._lse(lse, len(query)))
+        return Output(self._project(joined, "o"), weights, self._lse(lse, query.shape[0]))
 
     def _joined(self, context: Tensor, query: Tensor) -> Tensor:
         """Return the context as (B, L, H d_v); its gradient lies in memory as `_heads` says.

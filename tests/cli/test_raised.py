@@ -28,8 +28,7 @@ class Base(nn.Module):
 
     def attend(self, query, key, value):
         layers = ((self.q, query), (self.k, key), (self.v, value))
-        heads = (layer(x).unflatten(-1, (self.n_heads, -1)) for layer, x in layers)
-        q, k, v = (each.transpose(1, 2) for each in heads)
+        q, k, v = (f(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for f, x in layers)
         return self.out(self.core(q, k, v).transpose(1, 2).flatten(2))
 
     def core(self, q, k, v):
