@@ -8,9 +8,11 @@ Symbols, for one query of one head:
     b_j             entry of a float mask
     s_j, m          score tau q.k_j + b_j, and the largest one of A
     p_j, o          weight exp(s_j) / sum_l exp(s_l), and context sum_j p_j v_j
-    dx              error of x: |computed - exact| <= dx
+    d               width of q and k_j
+    N_j, p~_j       numerator and weight as they are computed
+    dx, B_o         error of x: |computed - exact| <= dx; that of o
     u_a, u_s        unit roundoff of the accumulator, and of the storage dtype, that of the inputs
-    u               u_s where scores and weights are stored, else u_a
+    u, u_p          u_s where scores and weights are stored, or weights alone, else u_a
     eta_s           half the smallest subnormal of the storage dtype
     eta_a           smallest normal number of the accumulator: less may become 0
     gamma(n)        n u_a / (1 - n u_a): relative error of a sum of n terms, in any order
@@ -22,7 +24,8 @@ Symbols, for one query of one head:
 The bound, step by step; `mha.spec.score_errors` has 1, `mha.spec.softmax` 2 and 3, this module 4:
 
 1. Scores. q.k_j is a sum of d products, each with a relative error r of at most gamma(d + 4), and
-   the stores on the way; q and k_j themselves are off by dq and dk_j. This gives E_j.
+   the stores on the way: four roundings make tau. q and k_j themselves are off by dq and dk_j, and
+   what is stored below the smallest normal number by eta_s. This gives E_j.
 2. Numerators. The softmax computes exp(s_j - m) with a relative error of at most e^w_j - 1, where
    w_j = E_j + w_own_j, and w_own_j is what its own steps add: the difference, the exponential,
    and rescaling. In units of the exact denominator a numerator is between p^-_j = p_j exp(-w_j)

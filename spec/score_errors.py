@@ -79,10 +79,24 @@ def _scaled_product(q: Ball, k: Ball, tau: float, precision: Precision) -> Ball:
         stores = max(stores, 1) + 1
     # r = gamma(d + 4) (+) e_p (+) (pre + mat) u_s
     r = compounded(units.products(width + OF_SCALE), stores * units.store)
-    # E_j = |tau| ((dq + r (|q| + dq)).(|k_j| + dk_j) + |q|.dk_j) + d eta_a
+    # E_j = |tau| ((dq + r (|q| + dq)).(|k_j| + dk_j) + |q|.dk_j) + d eta_a, and where something is
+    # stored, + max(1, |tau|) eta_s (sum |q| + sum |k_j| + 2): 1 and tau are the most that the
+    # other side is scaled by
     of_query, of_key = abs(tau) * (q.rad + r * q.size), abs(tau) * q.mid.abs()
     error = of_query @ k.size.mT + of_key @ k.rad.mT + width * units.flush
+    if stores:
+        error = error + max(1.0, abs(tau)) * units.subnormal * _stored_parts(q, k)
     return Ball(tau * q.mid @ k.mid.mT, error)
+
+
+def _stored_parts(q: Ball, k: Ball) -> Tensor:
+    """Return what the eta_s of stored numbers is multiplied by, (B, H, L, S).
+
+    Each number of q and k may be off by eta_s once it is scaled, and is multiplied by one of the
+    other side; the product and the score may be, too. Zeros are stored as they are.
+    """
+    of_q, of_k = q.size.sum(-1).unsqueeze(-1), k.size.sum(-1).unsqueeze(-2)
+    return torch.where((of_q != 0) & (of_k != 0), of_q + of_k + 2, 0.0)
 
 
 def _capped_and_biased(

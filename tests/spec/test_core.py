@@ -157,3 +157,17 @@ def test_the_bound_tells_scores_that_are_clamped() -> None:
     context = attend(heads, 1.0, precision, "zeros").context
     assert context.mid.flatten().tolist() == pytest.approx([0, 0, 1])
     assert context.rad.max() < 0.01
+
+
+@pytest.mark.parametrize("side", ["query", "key"])
+def test_scaled_numbers_may_be_stored_below_the_smallest_normal_one(side: str) -> None:
+    """In float16, 3 * 2^-24 becomes 2^-23 once it is scaled by 1/2 and stored."""
+    tiny, large, signs = 3 * 2.0**-24, 6e4, torch.tensor([1.0, -1.0]).view(1, 1, 2, 1)
+    of_query, of_key = (tiny, large) if side == "query" else (large, tiny)
+    q = torch.full((1, 1, 1, 4), of_query).half()
+    k = (of_key * signs).expand(-1, -1, -1, 4).half()
+    scaled_q, scaled_k = (q / 2, k) if side == "query" else (q, k / 2)
+    context = (scaled_q.double() @ scaled_k.double().mT).softmax(-1) @ signs.double()
+    heads = Heads(*map(Ball.exact, (q, k, signs)), torch.ones(1, 1, 1, 2, dtype=torch.bool))
+    bound = attend(heads, 0.5, Precision.of(torch.float16, Rounding()), "zeros").context
+    assert ((context - bound.mid).abs() <= bound.rad).all()
