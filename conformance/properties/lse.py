@@ -224,10 +224,7 @@ def _called_with_lse(session: Session, problem: Problem, declared: Lse) -> tuple
     """Return output (B, L, H d_v) and natural log-sum-exp (B, H, L) of a call, in float64."""
     result = session(problem)
     assert result.lse is not None
-    natural = result.lse.tensor.double() * declared.log_base
-    if declared.empty == "+inf":
-        natural = natural.masked_fill(natural == math.inf, -math.inf)
-    return result.output.tensor.double(), natural
+    return result.output.tensor.double(), _natural(result.lse.tensor.double(), declared)
 
 
 def _shares(one: Tensor, other: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -273,4 +270,6 @@ def _merged_bound(session: Session, problem: Problem, parts: list[Problem], decl
 def _natural(lse: Tensor, declared: Lse) -> Tensor:
     """Return a declared log-sum-exp as a natural one, with -infinity for an empty row."""
     natural = lse * declared.log_base
-    return natural.masked_fill(natural == math.inf, -math.inf)
+    if declared.empty == "+inf":
+        natural = natural.masked_fill(natural == math.inf, -math.inf)
+    return natural

@@ -138,14 +138,8 @@ class MergeAttention(Holder):
         options = Options(**given)
         validate_call(self.config, query, key, value, options.mask, masks=self.claims.masks)
         config = self.config
-        q, k, v = (
-            rearrange(x, "b l (h d) -> b h l d", h=heads)
-            for x, heads in (
-                (query, config.n_heads),
-                (key, config.kv_heads),
-                (value, config.kv_heads),
-            )
-        )
+        q = rearrange(query, "b l (h d) -> b h l d", h=config.n_heads)
+        k, v = (rearrange(x, "b l (h d) -> b h l d", h=config.kv_heads) for x in (key, value))
         repeats = config.n_heads // config.kv_heads
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
         # As kernels do: sums in float32 where inputs are in half precision.
@@ -173,12 +167,9 @@ class MergeAttention(Holder):
         for size in sizes:
             part = slice(start, start + size)
             own, allowed_own = scores[..., part], allowed[..., part]
-            # A softmax over no key at all is empty too, and its product with no values is zeros.
-            weights = weights_of(own, allowed_own) if size else own
-            context = weights @ value[:, :, part]
-            parts.append(
-                (context.to(dtype), self._declared(log_sum_exp_of(own, allowed_own), dtype))
-            )
+            # Of no key at all, the context is zeros and the log-sum-exp -infinity.
+            context = weights_of(own, allowed_own) @ value[:, :, part]
+            parts.append((context.to(dtype), self._declared(log_sum_exp(own, allowed_own), dtype)))
             start += size
         return parts
 
@@ -210,10 +201,3 @@ class MergeAttention(Holder):
                 f" those of what it was given, {contexts!r} and {lses!r}"
             ) from None
         return merged, merged_lse
-
-
-def log_sum_exp_of(scores: Tensor, allowed: Tensor) -> Tensor:
-    """Return the log-sum-exp of each row, also of rows of no key at all."""
-    if scores.shape[-1] == 0:
-        return scores.new_full(scores.shape[:3], -math.inf)
-    return log_sum_exp(scores, allowed)
