@@ -45,16 +45,14 @@ class Merging(nn.Module):
 correct_merge = from_merge(Merging.merge, name="correct_merge")
 
 
-def merge_fault(
-    trigger: str = "", source: str = "", caught_by: str = "any_split_of_the_keys_gives_the_whole"
-) -> Callable[[type[Merging]], type[Merging]]:
+def merge_fault(trigger: str = "", source: str = "") -> Callable[[type[Merging]], type[Merging]]:
     """Declare that LSE-2 must catch a merge."""
 
     def declare(cls: type[Merging]) -> type[Merging]:
         implementation = from_merge(cls.merge, name=cls.__name__)
         declared = fault(
             "LSE-2",
-            caught_by=caught_by,
+            caught_by="any_split_of_the_keys_gives_the_whole",
             trigger=trigger,
             source=source,
             implementation=implementation,

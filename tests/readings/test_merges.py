@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mha.conformance.faults.merges import correct_merge
 from mha.implementations import ImplementationError, from_merge
 from mha.spec import Claims, Config, Lse, Weights
 from support.judging import expect_fail, expect_pass
@@ -35,6 +36,7 @@ def merged(base: str, sign: float = -1.0) -> Callable[..., Any]:
 
 
 FORMS = {
+    "the base of the faults": correct_merge,
     "ring attention": from_merge(merged("e"), name="ring"),
     "FlashInfer": from_merge(
         merged("2"), name="state", lse=Lse(base="2", layout="t h"), layout="(b l) h d"
