@@ -61,6 +61,16 @@ def as_a_column(q: Tensor, k: Tensor, v: Tensor) -> Results:
     return context, lse.unsqueeze(-1)
 
 
+def of_tokens(q: Tensor, k: Tensor, v: Tensor) -> Results:
+    context, lse = natural(q, k, v)
+    return context, lse.transpose(1, 2).flatten(0, 1)
+
+
+def of_heads_and_tokens(q: Tensor, k: Tensor, v: Tensor) -> Results:
+    context, lse = natural(q, k, v)
+    return context, lse.transpose(0, 1).flatten(1)
+
+
 def without_scale(q: Tensor, k: Tensor, v: Tensor) -> Results:
     return natural(q, k, v)[0], (q @ k.mT).logsumexp(-1)
 
@@ -80,6 +90,8 @@ FOUND = {
     in_the_dtype: Lse(dtype="input", gradient=True),
     asked_for: Lse(layout="b l h"),
     as_a_column: Lse(layout="b h l 1", gradient=True),
+    of_tokens: Lse(layout="t h", gradient=True),
+    of_heads_and_tokens: Lse(layout="h t", gradient=True),
     without_scale: None,
 }
 
