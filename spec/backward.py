@@ -342,8 +342,14 @@ def _head_gradients(
     # dS may be stored again once it is scaled: |tau| rad dS += eta_s
     scaled_lost = units.subnormal / abs(tau) if tau else 0.0
     d_scores = Ball(d_scores.mid, d_scores.rad + scaled_lost * core.allowed)
-    d_query = [_product(d_scores, key, of_query, tau, units, lost) for key in expected.key_forms]
-    d_key = _product(d_scores.mT, expected.query, of_key, tau, units, lost)
+    # A q or k that was scaled is off by eta_s, too: + max(1, |tau|) eta_s sum |dS|
+    of_scaled = 0.0
+    if rounding.scaling_roundings:
+        of_scaled = max(1.0, abs(tau)) * units.subnormal
+    of_keys = lost + of_scaled * d_scores.size.sum(3, keepdim=True)
+    of_queries = lost + of_scaled * d_scores.size.sum(2).unsqueeze(-1)
+    d_query = [_product(d_scores, key, of_query, tau, units, of_keys) for key in expected.key_forms]
+    d_key = _product(d_scores.mT, expected.query, of_key, tau, units, of_queries)
     d_value = _product(core.weights.mT, core.d_context, of_value, 1.0, units, lost)
     return {
         "query": _join(d_query[0].covering(d_query[-1]), 1, units),
@@ -352,11 +358,13 @@ def _head_gradients(
     }
 
 
-def _product(a: Ball, b: Ball, relative: Tensor, tau: float, units: Units, lost: float) -> Ball:
+def _product(
+    a: Ball, b: Ball, relative: Tensor, tau: float, units: Units, lost: Tensor | float
+) -> Ball:
     """Return tau a @ b, stored.
 
     relative: error of each product in a row of a.
-    lost: what parts of it lose.
+    lost: what a row of the product, or all of it, loses in what underflows.
     """
     result = a.times(b, relative)
     rad = abs(tau) * result.rad + (a.mid.shape[-1] + 1) * units.flush + lost

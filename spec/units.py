@@ -167,6 +167,10 @@ def units_of(dtype: torch.dtype, rounding: Rounding | None = None) -> Units:
     if traits.half and rounding.mode != "nearest":
         stored = info.eps
     lost = info.tiny * stored
+    if traits.half and rounding.mode == "stochastic":
+        # Up, e = 2 u is reached, and not u / (1 + u) as to nearest: three casts in a row, the
+        # most that are counted as 3 u_s, give (1 + e)^3 = 1 + 3 u_s.
+        stored = ((1 + stored) ** 3 - 1) / 3
     if rounding.flushes:
         lost = info.tiny
     if not traits.half:  # a dtype that is its own accumulator rounds each number as sums do

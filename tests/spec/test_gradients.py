@@ -17,7 +17,16 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.values import make_inputs
-from mha.spec import Claims, Config, Implementation, Problem, gradients, oracle, sum_shared
+from mha.spec import (
+    Claims,
+    Config,
+    Implementation,
+    Problem,
+    Weights,
+    gradients,
+    oracle,
+    sum_shared,
+)
 from mha.spec.bounds import Ball
 from mha.spec.dtypes import TRAITS
 from mha.spec.problem import INPUTS
@@ -398,3 +407,22 @@ def test_no_queries_or_no_keys(queries: int, keys: int) -> None:
         for name, ball in found.items()
         if name != "b_o"
     )
+
+
+def test_keys_may_be_stored_scaled_below_the_smallest_normal_number() -> None:
+    half = torch.float16
+    query, key = torch.zeros(1, 1, 4, dtype=half), torch.zeros(1, 2, 4, dtype=half)
+    key[:, 0] = 2.0**-24
+    value = torch.tensor([[[10.0], [-10.0]]], dtype=half).expand(1, 2, 4).contiguous()
+    upstream = torch.full_like(query, 10.0)
+    config = Config(d_model=4, n_heads=1, projected=False)
+    problem = Problem(config, Weights.random(config, 0, half), query, key, value)
+    expected = gradients(problem, Claims(projections=False), upstream)["query"]
+
+    scaled = (problem.scale(Claims()) * key).float().half()
+    d_weights = upstream.double() @ value.double().mT
+    d_scores = 0.5 * (d_weights - d_weights.mean(-1, keepdim=True))
+    found = (d_scores @ scaled.double()).half()
+
+    assert (found != expected.mid.half()).all()
+    assert ((found.double() - expected.mid).abs() <= expected.rad).all()
