@@ -18,7 +18,8 @@ from mha.conformance.harness.errors import AdapterError, Violation
 from mha.conformance.harness.isolation import guarded, require_plain
 from mha.conformance.harness.memory import memory_limit, peak_memory
 from mha.implementations.process.pristine import pristine
-from mha.spec import Implementation, Problem
+from mha.spec import Implementation, Problem, join_causal
+from mha.spec.masks import window_mask
 from mha.spec.problem import INPUTS
 
 # The output and the gradients, by name: "output", "query.grad", "w_q.grad", ...
@@ -165,12 +166,14 @@ def plain_results(problem: Problem, training: bool) -> Results:
     def as_leaf(tensor: Tensor) -> Tensor:
         return tensor.detach().clone().requires_grad_(training)
 
-    leaves = problem.map_inputs(as_leaf)
-    matrices = {}
-    for name, weight in problem.weights.named():
-        if weight.ndim > 1:
-            matrices[name] = as_leaf(weight)
-    leaves, named = leaves.change(**matrices), leaves.distinct() | matrices
+    leaves = _with_window_as_mask(problem).map_inputs(as_leaf)
+    named = leaves.distinct()
+    if problem.config.projected:
+        matrices = {}
+        for name, weight in problem.weights.named():
+            if weight.ndim > 1:
+                matrices[name] = as_leaf(weight)
+        leaves, named = leaves.change(**matrices), named | matrices
     sums = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in named.items()}
     batch, heads, queries, keys = problem.shape
     outputs = []
@@ -188,6 +191,16 @@ def plain_results(problem: Problem, training: bool) -> Results:
         for name, total in sums.items():
             results[f"{name}.grad"] = total.to(problem.query.dtype)
     return results
+
+
+def _with_window_as_mask(problem: Problem) -> Problem:
+    """Return the same problem, whose mask hides what is outside its window."""
+    window = problem.options.window
+    if window is None:
+        return problem
+    _, _, queries, keys = problem.shape
+    seen = window_mask(queries, keys, window, "top_left", problem.query.device)
+    return problem.change(mask=join_causal(problem.mask, seen)[None, None], window=None)
 
 
 def memory_shortage(implementation: Implementation, workload: Workload) -> str:

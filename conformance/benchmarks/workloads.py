@@ -45,6 +45,24 @@ SHAPES: dict[str, dict[str, Any]] = {
     # all of them.
     "token": {"B": 8, "n_heads": 8, "head_dim": 64, "L": 1, "S": 1024, "inputs": "memory"},
 }
+# Of kernels only, whose inputs are heads: a prompt, a token against a cache of 4096, the prompt in
+# a window of 256 tokens, and with a key and value head for every four heads.
+_PROMPT = {
+    "B": 1,
+    "n_heads": 8,
+    "head_dim": 64,
+    "L": 2048,
+    "S": 2048,
+    "causal": True,
+    "projected": False,
+}
+KERNEL_SHAPES: dict[str, dict[str, Any]] = {
+    "prefill": _PROMPT,
+    "decode": _PROMPT | {"B": 8, "L": 1, "S": 4096, "causal": False},
+    "window": _PROMPT | {"window": (255, 0)},
+    "grouped": _PROMPT | {"n_kv_heads": 2},
+}
+EVERY_SHAPE = SHAPES | KERNEL_SHAPES
 CUDA_SIZES: dict[str, dict[str, Any]] = {"huge": {"L": 32768, "S": 32768}}
 # The inputs of two seeds alternate at the same addresses, so that results cached by address are
 # incorrect.
@@ -84,10 +102,14 @@ class Workload:
                 "it claims a scale, and the plain formula that it is compared with scales by"
                 " 1/sqrt(d_k)"
             )
+        if claims.projections and not case.projected:
+            return "it is a module, and this is a workload of kernels"
         missing = {
             "cross_attention": case.inputs != "self" and not claims.cross_attention,
             "masks": case.mask != "none" and "bool" not in claims.masks,
             "causal": case.causal and claims.causal is None,
+            "a window": case.window is not None and claims.scores.window is None,
+            "grouped_query": case.n_kv_heads is not None and not claims.grouped_query,
             "gradients": self.training and not claims.gradients,
         }
         for claim, is_missing in missing.items():
@@ -104,20 +126,28 @@ class Workload:
     def operations(self) -> float:
         """The operations of its matrix products, without masked pairs and what a cache holds."""
         case, width = self.case, self.case.n_heads * self.case.head_dim
-        projected_keys = 1 if self.decodes else case.S
-        rows = 2 * case.B * (case.L + projected_keys)
-        pairs = float(case.B * case.n_heads * case.L * case.S)
+        pairs = float(case.L * case.S)
         if case.causal:
             pairs /= 2
-        forward = 2.0 * rows * width**2 + 4.0 * pairs * case.head_dim
+        if case.window is not None:
+            allowed = case.problem().allowed(case.alignment)
+            pairs = float(allowed[0, 0].sum())
+        forward = 4.0 * case.B * case.n_heads * pairs * case.head_dim
+        if case.projected:
+            projected_keys = 1 if self.decodes else case.S
+            rows = 2 * case.B * (case.L + projected_keys)
+            forward += 2.0 * rows * width**2
         return 3 * forward if self.training else forward
 
     @property
     def bytes_moved(self) -> int:
         """The bytes of inputs, weights and output: the least memory traffic of a forward pass."""
         case, width = self.case, self.case.n_heads * self.case.head_dim
+        key_width = (case.n_kv_heads or case.n_heads) * case.head_dim
         tensors = {"self": 1, "memory": 2}.get(case.inputs, 3)
-        numbers = case.B * width * (case.L * 2 + (tensors - 1) * case.S) + 4 * width**2
+        numbers = case.B * (width * case.L * 2 + key_width * (tensors - 1) * case.S)
+        if case.projected:
+            numbers += 4 * width**2
         return numbers * int(torch.finfo(getattr(torch, case.dtype)).bits // 8)
 
     def problems(self) -> list[Problem]:
@@ -129,8 +159,8 @@ class Workload:
 def workload_of(
     shape: str, dtype: str, device: str, *, training: bool, threads: int = 1
 ) -> Workload:
-    """Return the workload of one of `SHAPES`, with its larger sizes on CUDA if it has them."""
-    sizes = dict(SHAPES[shape])
+    """Return the workload of one of `EVERY_SHAPE`, with its larger sizes on CUDA if it has them."""
+    sizes = dict(EVERY_SHAPE[shape])
     if device == "cuda":
         sizes |= CUDA_SIZES.get(shape, {})
     return Workload(shape, Case(**sizes, dtype=dtype, device=device), training, threads)

@@ -19,7 +19,12 @@ from mha.conformance.benchmarks.compare import HEADINGS, Timing, compare
 from mha.conformance.benchmarks.page import timing_section
 from mha.conformance.benchmarks.plot import to_svg
 from mha.conformance.benchmarks.runner import memory_shortage
-from mha.conformance.benchmarks.workloads import SHAPES, Workload, workloads_of
+from mha.conformance.benchmarks.workloads import (
+    EVERY_SHAPE,
+    KERNEL_SHAPES,
+    Workload,
+    workloads_of,
+)
 from mha.conformance.cases.case import Case
 from mha.conformance.cli.console import advance, progress_bar
 from mha.conformance.engine.judge import judge_all
@@ -59,7 +64,8 @@ class BenchOptions:
     """What `mha bench` times, and where it writes the results.
 
     targets: the implementations, as `resolve` takes them; ratios are to the first that conforms.
-    shapes: of `SHAPES`; `DEFAULT_SHAPES` if empty.
+    shapes: of `EVERY_SHAPE`; if empty, `KERNEL_SHAPES` where all targets are kernels, else
+        `DEFAULT_SHAPES`, in which kernels are timed between projections.
     sweep: time self-attention of the lengths in `SWEEP` instead.
     dtype, device: where they are judged and timed; if None, the first that the project names.
     waivers: a file.
@@ -83,7 +89,7 @@ class BenchOptions:
         """Raise ValueError for unknown words, numbers out of range, and what cannot be used."""
         ROUNDS.require("--rounds", self.rounds)
         THREADS.require("--threads", self.threads)
-        validate_choice("shape", self.shapes, SHAPES)
+        validate_choice("shape", self.shapes, EVERY_SHAPE)
         if self.dtype is not None:
             validate_choice("dtype", [self.dtype], DTYPES)
         if self.device is not None:
@@ -104,12 +110,22 @@ class BenchOptions:
         given = Settings.of("quick", 0, (), self.dtype, self.device, self.waivers)
         return given.at(given.dtypes[0], given.devices[0])
 
-    def workloads(self, dtype: str, device: str) -> list[Workload]:
-        """Return what is timed, with as many threads as torch has now."""
+    def workloads(self, dtype: str, device: str, *, kernels: bool) -> list[Workload]:
+        """Return what is timed, with as many threads as torch has now.
+
+        kernels: whether all targets are.
+        """
         count = torch.get_num_threads()
-        if not self.sweep:
-            return workloads_of(self.shapes or DEFAULT_SHAPES, dtype, device, threads=count)
+        if self.sweep:
+            return self._sweep(dtype, device, count, kernels=kernels)
+        default = KERNEL_SHAPES if kernels else DEFAULT_SHAPES
+        return workloads_of(self.shapes or tuple(default), dtype, device, threads=count)
+
+    def _sweep(self, dtype: str, device: str, count: int, *, kernels: bool) -> list[Workload]:
+        """Return self-attention of growing length or, of kernels, heads of growing length."""
         sizes: dict[str, Any] = {"n_heads": 8, "head_dim": 64, "inputs": "self"}
+        if kernels:
+            sizes |= {"inputs": "cross", "projected": False}
         swept = []
         for length in SWEEP:
             case = Case(L=length, S=length, dtype=dtype, device=device, **sizes)
@@ -156,7 +172,8 @@ def run_benchmarks(options: BenchOptions) -> int:
             conforming.append(resolved.implementation)
     try:
         with threads(options.threads or torch.get_num_threads()):
-            workloads = options.workloads(settings.dtypes[0], settings.devices[0])
+            kernels = not any(each.implementation.claims.projections for each in chosen.values())
+            workloads = options.workloads(settings.dtypes[0], settings.devices[0], kernels=kernels)
             timings = time_all(conforming, workloads, options.rounds)
     except GpuLost as lost:
         raise ValueError(f"{lost.message}, and this process can no longer use the GPU") from None

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mha.conformance.benchmarks.runner import Reference, Results, Runner, memory_shortage
-from mha.conformance.benchmarks.workloads import SHAPES, Workload, workloads_of
+from mha.conformance.benchmarks.workloads import EVERY_SHAPE, Workload, workloads_of
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.engine.report import report_of_run
 from mha.conformance.harness.errors import AdapterError, GpuLost, Violation
@@ -36,7 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for dtype, device in product(chosen.given.dtypes, chosen.given.devices):
         threads_tried = {1, torch.get_num_threads()} if device == "cpu" else {1}
         for workload, count in product(
-            workloads_of(list(SHAPES), dtype, device), sorted(threads_tried)
+            workloads_of(list(EVERY_SHAPE), dtype, device), sorted(threads_tried)
         ):
             workloads.append(replace(workload, threads=count))
     metafunc.parametrize("workload", workloads, ids=id_of)

@@ -23,7 +23,7 @@ from mha.conformance.properties import registry
 from mha.conformance.results import Report
 from mha.implementations import Resolved, resolve
 from support.reports_made import verdict
-from support.timed import SIZES, VECTORIZED, Changed
+from support.timed import HEADS, SIZES, VECTORIZED, Changed
 
 
 def judge_quickly(resolved: Resolved, *_: Any) -> Report:
@@ -39,8 +39,9 @@ def judge_quickly(resolved: Resolved, *_: Any) -> Report:
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     for module in (bench, workloads):
-        monkeypatch.setattr(module, "SHAPES", {"encoder": SIZES})
+        monkeypatch.setattr(module, "EVERY_SHAPE", {"encoder": SIZES, "prefill": HEADS})
     monkeypatch.setattr(bench, "DEFAULT_SHAPES", ("encoder",))
+    monkeypatch.setattr(bench, "KERNEL_SHAPES", ("prefill",))
     monkeypatch.setattr(bench, "SWEEP", (8, 16))
     monkeypatch.setattr(bench, "judge_quickly", judge_quickly)
     monkeypatch.setattr(
@@ -113,6 +114,16 @@ def test_claims_that_are_missing_are_not_an_error() -> None:
     done = CliRunner().invoke(app, ["bench", "flex", "--rounds", "6"])
     assert "not timed: it does not claim gradients" in done.output
     assert done.exit_code == 0, done.output
+
+
+@pytest.mark.usefixtures("small")
+def test_kernels_are_timed_as_they_are_unless_a_module_is_beside_them() -> None:
+    done = CliRunner().invoke(app, ["bench", "sdpa", "flex", "--rounds", "6"])
+    assert done.exit_code == 0, done.output
+    assert "prefill, inference" in done.output
+    assert "encoder" not in done.output
+    done = CliRunner().invoke(app, ["bench", "minimal", "--shape", "prefill", "--rounds", "6"])
+    assert "not timed: it is a module, and this is a workload of kernels" in done.output
 
 
 @pytest.mark.usefixtures("small")

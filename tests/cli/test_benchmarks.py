@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mha.conformance.benchmarks.workloads import SHAPES, workload_of
+from mha.conformance.benchmarks.workloads import EVERY_SHAPE, workload_of
 from mha.conformance.faults import registry as faults
 from mha.conformance.harness import memory
 from mha.conformance.harness.memory import memory_limit, peak_memory
@@ -131,7 +131,7 @@ def test_conforming_implementation_is_timed_with_its_peak_memory(
     assert torch.get_num_threads() == before
     peak = recorder.extra_info["peak_memory_bytes"]
     assert recorder.name == f"{name} ({peak / 2**20:.1f} MiB)"
-    sizes = SHAPES[shape]
+    sizes = EVERY_SHAPE[shape]
     output = 4 * sizes["B"] * sizes["L"] * sizes["n_heads"] * sizes["head_dim"]
     assert peak >= 2 * output
 

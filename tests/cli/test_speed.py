@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -21,9 +22,9 @@ from mha.conformance.benchmarks.workloads import Workload, workload_of, workload
 from mha.conformance.cases.case import Case
 from mha.conformance.cli.bench import line
 from mha.conformance.faults import registry as faults
-from mha.implementations import resolve
-from mha.spec import Output
-from support.timed import SIZES, VECTORIZED, Changed
+from mha.implementations import from_kernel, resolve
+from mha.spec import Claims, Output, Scores, Window
+from support.timed import HEADS, SIZES, VECTORIZED, Changed
 
 SMALL = Workload("small", Case(**SIZES), False)
 TRAINING = Workload("small", Case(**SIZES), True)
@@ -198,6 +199,49 @@ def test_workload_that_does_not_fit_into_memory_is_not_run(monkeypatch: pytest.M
     shortage = runner.memory_shortage(VECTORIZED, huge)
     assert re.fullmatch(r"it would need about [67] GiB of memory, and there are 1 GiB", shortage)
     assert runner.memory_shortage(VECTORIZED, SMALL) == ""
+
+
+def windowed(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, window_size: Any = (-1, -1)
+) -> Tensor:
+    """A correct kernel with a window, for L = S, causal calls and grouped heads."""
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    places = torch.arange(query.shape[2])
+    before = places.unsqueeze(1) - places
+    forbidden = before < 0
+    if window_size[0] >= 0:
+        forbidden = forbidden | (before > window_size[0])
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    context: Tensor = scores.masked_fill(forbidden, float("-inf")).softmax(-1) @ value
+    return context
+
+
+def window_of_one_more(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, window_size: Any = (-1, -1)
+) -> Tensor:
+    """The same, with a window that has a key too many."""
+    left, right = window_size
+    if left >= 0:
+        left += 1
+    return windowed(query, key, value, is_causal, (left, right))
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("option", [{}, {"window": (3, 0)}, {"n_kv_heads": 2}], ids=str)
+def test_kernels_are_timed_with_their_options(option: dict[str, Any], training: bool) -> None:
+    plain = Claims(masks=(), returns_weights=False)
+    claims = replace(plain, grouped_query=True, scores=Scores(window=Window("left_right")))
+    both = windowed, window_of_one_more
+    kernels = [from_kernel(each, mask=None, claims=claims) for each in both]
+    workload = Workload("heads", Case(**HEADS | option), training)
+    right, wrong = compare(kernels, workload, 6)
+    assert len(right.seconds) == 6
+    assert right.workload.operations < Workload("heads", Case(**HEADS), True).operations * 1.01
+    assert wrong.incorrect == ("window" in option)
+    assert workload.unclaimed(kernels[0]) == ""
+    limited = from_kernel(windowed, mask=None, claims=plain)
+    assert bool(workload.unclaimed(limited)) == bool(option)
 
 
 def test_workloads_are_larger_on_cuda_and_decode_in_inference_only() -> None:

@@ -20,7 +20,16 @@ SIZES: dict[str, Any] = {
     "mask": "padding",
     "inputs": "self",
 }
-
+# Of a kernel.
+HEADS: dict[str, Any] = {
+    "B": 2,
+    "n_heads": 4,
+    "head_dim": 8,
+    "L": 16,
+    "S": 16,
+    "causal": True,
+    "projected": False,
+}
 
 VECTORIZED = resolve("vectorized")[0].implementation
 
