@@ -19,7 +19,7 @@ from rich.progress import (
 from rich.text import Text
 
 from mha.conformance.reports.entries import SECTIONS
-from mha.conformance.reports.layout import WIDTH, fitted, width_of, wrapped
+from mha.conformance.reports.layout import WIDTH, counted, fitted, width_of, wrapped
 from mha.conformance.reports.summary import QUIET, SIGNS
 from mha.conformance.reports.terminal import STYLES
 from mha.conformance.reports.text import HANGING, brief, describe, in_columns, place
@@ -99,7 +99,7 @@ def print_verdict(printer: Printer, verdict: Verdict, *, in_full: bool) -> None:
 
 def line(verdict: Verdict, width: int = WIDTH) -> str:
     """Return a verdict in a line or two."""
-    text = f"{verdict.examples} cases" if verdict.status == "pass" else brief(verdict)
+    text = counted(verdict.examples, "case") if verdict.status == "pass" else brief(verdict)
     row = in_columns(status_of(verdict), verdict.clause, f"{place(verdict)}: {text}")
     return wrapped(row, width, "", HANGING)
 
@@ -127,5 +127,5 @@ def advance(bar: Progress, verdicts: Sequence[Verdict], clause: str) -> None:
     """Move the bar to the next clause, with the counts of the verdicts until now."""
     cases = sum(verdict.examples for verdict in verdicts)
     failed = sum(not verdict.conforms for verdict in verdicts)
-    counts = f"{cases} cases, {failed} failed"
+    counts = f"{counted(cases, 'case')}, {failed} failed"
     bar.update(bar.task_ids[0], completed=len(verdicts), description=clause, counts=counts)

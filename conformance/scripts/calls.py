@@ -172,6 +172,8 @@ class Writer(ABC):
         if not self.careful:
             return [line]
         differentiated = ", ".join([*leaves, f"*{self.parameters_code(step.build)}"])
+        if not leaves:
+            differentiated += ","  # a tuple, as (*x) is none
         return [
             f"if output_{step.number}.requires_grad:",
             f"    {line}",
