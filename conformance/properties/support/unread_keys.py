@@ -22,7 +22,8 @@ def expect_unread(
 
     One query is drawn in each item. The keys that are hidden from it get other numbers, in a second
     call the values. The outputs of that query, and of each other one that sees none of these keys,
-    must be equal in all calls.
+    must be equal in all calls. In self-attention the replaced positions are queries too, whose
+    outputs change: a draw that leaves no other query to compare is discarded.
 
     hidden: boolean (B, L, S), which keys are hidden from which query.
     why: how they are hidden, for a message that goes on with the queries: "which are masked for".
@@ -30,22 +31,23 @@ def expect_unread(
     assume(bool(hidden.any()), f"no keys are hidden, {why} a query")
     # Which keys are replaced, (B, S), and which queries see none of them, (B, L).
     replaced = _hidden_from_one_query(hidden, generator)
-    sees_none_of_them = (hidden | ~replaced.unsqueeze(1)).all(-1)
+    unchanged = (hidden | ~replaced.unsqueeze(1)).all(-1)
+    if problem.key is problem.query or problem.value is problem.query:
+        unchanged &= ~replaced
+    compared = unchanged & replaced.any(-1, keepdim=True)
+    assume(bool(compared.any()), "each query that sees none of the replaced keys is replaced, too")
     noise = _other_numbers(problem, generator)
     base = session(problem).output
     expected = cache(partial(session.expected, problem))
     for name, tensor in problem.distinct(("key", "value")).items():
         other = torch.where(replaced.unsqueeze(-1), noise.to(tensor), tensor)
         output = session(with_other(problem, tensor, other)).output
-        unchanged = sees_none_of_them
-        if tensor is problem.query:  # then the replaced positions are other queries, too
-            unchanged = unchanged & ~replaced
         what = "key and value" if problem.key is problem.value else name
         for item in range(len(hidden)):
-            rows = unchanged[item].nonzero().flatten()
-            positions = replaced[item].nonzero().flatten().tolist()
-            if not len(rows) or not positions:
+            rows = compared[item].nonzero().flatten()
+            if not len(rows):
                 continue
+            positions = replaced[item].nonzero().flatten().tolist()
             queries = "query" if len(rows) == 1 else "queries"
             because = (
                 f"only the {what} of item {item} changed, at positions {_first_few(positions)},"
