@@ -154,7 +154,8 @@ class CallByName:
         arguments.update(masks)  # not |=, which Dynamo of torch 2.6 cannot trace
         arguments.update(self._flags(options.change(is_causal=is_causal)))
         for name in self.signature.others:
-            arguments[name] = self._neutral(name, query, sizes)
+            if name not in masks:
+                arguments[name] = self._neutral(name, query, sizes)
         arguments.update(self._of_scores(options, query))
         returned = target(*inputs, **arguments)
         if options.mask is not None and versions_of(masks.values()) != versions:
@@ -317,6 +318,8 @@ class CallByName:
             given[names.mask] = self.masks.translate(
                 self.label, mask, sizes, dtype, claimed=claimed
             )
+            for name, shape in self.masks.beside.items():
+                given[name] = self.masks.allowing_all(self.label, shape, sizes, dtype, mask.device)
         if keys is not None and names.padding:
             given[names.padding] = self.masks.translate_padding(keys, sizes, dtype)
         return given

@@ -106,7 +106,8 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
     elif masks != MaskFormat(masks.convention):
         raise ImplementationError(
             f"{label}: call=... is given masks as the contract has them, so mask_shape,"
-            " mask_numbers, masked_number and causal_by_default have no effect; leave them out"
+            " mask_numbers, mask_required, masked_number, beside and causal_by_default have no"
+            " effect; leave them out"
         )
     claims = replace(claims, projections=False, weight_gradients=False)
     return KernelImplementation(label, claims, kernel, layout, call, contiguous)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -42,6 +43,8 @@ class MaskFormat:
     causal_by_default: whether a call without a mask is causal, and a mask takes the place of that.
         A call that is not causal then gets a mask that allows everything.
     required: whether a call without a mask raises. It gets one that allows everything.
+    beside: other masks of its parameters that are given with the mask, and then allow everything,
+        each with its shape: {"q_mask": "b l"} where masks of queries and keys act only together.
     masked_number: what an additive mask has for a key that is masked: "-inf", or "lowest" for the
         lowest number of its dtype, as callers of transformers' code pass it.
 
@@ -58,6 +61,7 @@ class MaskFormat:
     causal_by_default: bool = False
     required: bool = False
     masked_number: MaskedNumber = "-inf"
+    beside: Mapping[str, str] = field(default_factory=dict)
 
     def validate(self, label: str) -> None:
         """Raise ImplementationError, with the label, for a word that has no meaning here."""
@@ -66,11 +70,10 @@ class MaskFormat:
                 f"{label}: mask must be 'keep', 'drop', 'additive' or None, but is"
                 f" {self.convention!r}"
             )
-        if self.shape is not None and not set(axes_of(self.shape)) <= {*"bhls", "1"}:
-            raise ImplementationError(
-                f"{label}: mask_shape must consist of b, h, l, s and 1, such as 'b 1 l s', but is"
-                f" {self.shape!r}"
-            )
+        if self.shape is not None:
+            _validate_shape(label, "mask_shape", self.shape)
+        for name, shape in self.beside.items():
+            _validate_shape(label, f"the shape of {name} in beside", shape)
         self._validate_counts(label)
         self._validate_number(label)
         self._validate_padding(label)
@@ -185,6 +188,13 @@ class MaskFormat:
             mask = self._converted(mask, dtype)
         return self._as_numbers(mask, dtype)
 
+    def allowing_all(
+        self, label: str, shape: str, sizes: Sizes, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Return a mask of a shape, in this convention, that allows everything; see `translate`."""
+        mask = shape_mask(label, allow_all(sizes, device), shape, sizes)
+        return self._as_numbers(self._converted(mask, dtype), dtype)
+
     def _converted(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a mask of a claimed form in this convention; one of integers stays one."""
         if form_of(mask) == "int" and self.convention == "drop":
@@ -227,6 +237,14 @@ class MaskFormat:
 
     def _as_numbers(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
         return mask.to(dtype) if self.numbers and mask.dtype == torch.bool else mask
+
+
+def _validate_shape(label: str, what: str, shape: str) -> None:
+    """Raise ImplementationError for a shape of other axes than those of masks."""
+    if not set(axes_of(shape)) <= {*"bhls", "1"}:
+        raise ImplementationError(
+            f"{label}: {what} must consist of b, h, l, s and 1, such as 'b 1 l s', but is {shape!r}"
+        )
 
 
 def _count_keys(label: str, mask: Tensor, keys: int) -> Tensor:

@@ -76,5 +76,12 @@ def is_unknown_mask(parameter: inspect.Parameter) -> bool:
     return is_unknown and not has_value and not annotation.startswith(NUMBERS)
 
 
+def may_be_mask(parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter may be a mask of queries or keys: those of heads are not."""
+    words = words_of(parameter.name)
+    is_flag = isinstance(parameter.default, bool)
+    return "mask" in words and "head" not in words and not is_flag
+
+
 def annotation_of(parameter: inspect.Parameter) -> str:
     return inspect.formatannotation(parameter.annotation).strip("'")

@@ -48,7 +48,8 @@ def read_signature(
     memory_optional, query_last: as for `InputFormat`.
 
     Raises ImplementationError for an unknown convention or shape of masks, and where a convention
-    is declared for which the function has no parameter, or inputs that it does not take.
+    or another mask is declared for which the function has no parameter, or inputs that it does not
+    take.
     """
     masks.validate(label)
     padding = masks.padding is not None
@@ -62,6 +63,11 @@ def read_signature(
     if masks.padding and not signature.padding:
         kind = "a padding mask"
         raise _no_parameter(label, "padding", masks.padding, known, kind, PADDING_NAMES)
+    for name in masks.beside:
+        if name not in parameters:
+            raise ImplementationError(
+                f"{label}: beside names {name}, but its parameters are {known}; name one of them"
+            )
     if query_last is not None and not takes_two(parameters):
         raise ImplementationError(
             f"{label}: query_last={query_last}, but it does not take two inputs; leave that out"

@@ -88,6 +88,7 @@ class Candidate:
     shown: what is special about the only case in which it does, or about one in which no mask can
         be tried.
     assumed: why the format of its masks is assumed, if none explains what they do.
+    ignores_masks: whether it is assumed since masks have no effect.
     hides_queries: whether masks hide the queries of padding too, and are not judged.
     empty_row: the policy for rows without a key, if one is found.
     idle_flag: a causal flag of the constructor without effect, which is not judged.
@@ -101,6 +102,7 @@ class Candidate:
     explained: bool = False
     shown: str = ""
     assumed: str = ""
+    ignores_masks: bool = False
     hides_queries: bool = False
     empty_row: EmptyRow | None = None
     idle_flag: str = ""

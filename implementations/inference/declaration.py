@@ -70,7 +70,7 @@ def _record(value: Record) -> str:
     """Return the code of a record: what differs from its defaults, and what has no default."""
     arguments = []
     for each in fields(value):
-        given, default = getattr(value, each.name), _default(each)
+        given, default = getattr(value, each.name), default_of(each)
         if default is MISSING:
             arguments.append(_literal(given))
         elif given != default:
@@ -78,7 +78,7 @@ def _record(value: Record) -> str:
     return f"{type(value).__name__}({', '.join(arguments)})"
 
 
-def _default(field: Field[Any]) -> Any:
+def default_of(field: Field[Any]) -> Any:
     """Return the default of a field, or MISSING."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 

@@ -26,7 +26,7 @@ from mha.implementations.adapters.signature import (
     forward_of,
     signature_of,
 )
-from mha.implementations.inference.declaration import code_of_declaration
+from mha.implementations.inference.declaration import code_of_declaration, default_of
 from mha.implementations.inference.projections import ParameterMap
 from mha.spec import Claims, MaskConvention
 from mha.spec.claims import Alignment
@@ -51,6 +51,7 @@ class Declared:
     mask_numbers: bool = False
     mask_required: bool = False
     masked_number: MaskedNumber = "-inf"
+    beside: Mapping[str, str] = field(default_factory=dict)
     memory_optional: bool = False
     query_last: bool | None = None
     rotation_pairs: bool = False
@@ -68,6 +69,7 @@ class Declared:
         "mask_numbers",
         "mask_required",
         "masked_number",
+        "beside",
         "memory_optional",
         "query_last",
         "rotation_pairs",
@@ -80,7 +82,7 @@ class Declared:
     def options(self) -> dict[str, Any]:
         """Return the arguments of the adapter, except the claims."""
         given = {name: getattr(self, name) for name in self.REQUIRED}
-        defaults = {each.name: each.default for each in fields(self)}
+        defaults = {each.name: default_of(each) for each in fields(self)}
         for name in self.OPTIONAL:
             if getattr(self, name) != defaults[name]:
                 given[name] = getattr(self, name)
@@ -92,12 +94,18 @@ class Declared:
 
     def implementation(self) -> ModuleImplementation | KernelImplementation:
         """Return what the adapter makes of it."""
-        # Where a mask is required, a format is tried before its claims are known.
-        masks: dict[str, Any] = {}
-        if self.mask_required or not self.mask:
-            masks = self.masks.limits(Claims())
-        claims = Claims(**{**masks, **self.claims})
+        claims = Claims(**{**self._limits_of_masks, **self.claims})
         return from_module(self.constructor, **self.options(), claims=claims, name=self.label)
+
+    @property
+    def _limits_of_masks(self) -> dict[str, Any]:
+        """The claims that its masks cannot express, where they are not among its claims yet.
+
+        Where a mask is required, a format is tried before its claims are known.
+        """
+        if self.mask_required or not self.mask:
+            return self.masks.limits(Claims())
+        return {}
 
     def code(self, constructor: str, **more: Any) -> str:
         """Return the code that declares the same, ready to paste below the class.
@@ -123,6 +131,7 @@ class Declared:
             causal_by_default=bool(self.causal_by_default and self.mask),
             required=self.mask_required,
             masked_number=self.masked_number,
+            beside=self.beside,
         )
 
     @property
@@ -209,7 +218,9 @@ class DeclaredKernel(Declared):
     OPTIONAL: ClassVar[tuple[str, ...]] = (
         "mask_shape",
         "mask_numbers",
+        "mask_required",
         "masked_number",
+        "beside",
         "causal_by_default",
         "layout",
         "contiguous",
@@ -217,9 +228,7 @@ class DeclaredKernel(Declared):
 
     def implementation(self) -> KernelImplementation:
         """Return what the adapter makes of it."""
-        claims = Claims(**self.claims)
-        if not self.mask:
-            claims = Claims(**{"masks": (), **self.claims})
+        claims = Claims(**{**self._limits_of_masks, **self.claims})
         return from_kernel(self.constructor, **self.options(), claims=claims, name=self.label)
 
     @property

@@ -303,6 +303,8 @@ def _mask_shape(candidate: Candidate) -> str:
 def _besides(declared: Declared) -> str:
     """Return what else is to be said of a mask."""
     said = ""
+    for name, shape in declared.beside.items():
+        said += f", given with {name} of shape {shape!r} that allows everything"
     if declared.mask_required:
         said += ", required in each call"
     if declared.masked_number == "lowest":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from time import process_time
 from typing import Any
 
@@ -26,6 +27,7 @@ from mha.implementations.inference.kernel_forms import (
     require_inputs,
     required_names,
 )
+from mha.implementations.inference.mask_search import given_a_mask
 from mha.implementations.inference.nearest_projections import outputs_of, with_formula
 from mha.implementations.inference.probes import FEW_DTYPES, GENERAL, Probe
 from mha.implementations.inference.projections import Unclear, Undeclarable
@@ -169,6 +171,7 @@ def _tries(candidates: Sequence[Candidate]) -> Iterator[Iterable[Candidate]]:
     usual = list(filter(_is_usual, candidates))
     others = [each for each in candidates if not _is_usual(each)]
     yield usual
+    yield chain.from_iterable(given_a_mask(usual))
     yield _in_few_dtypes(_raising(usual))
     yield _while_patient(usual)
     yield others

@@ -10,7 +10,8 @@ from itertools import product
 from torch import Tensor
 
 from mha.implementations.adapters.mask_forms import PaddingConvention
-from mha.implementations.adapters.names import LENGTH_NAMES
+from mha.implementations.adapters.named_options import may_be_mask
+from mha.implementations.adapters.names import LENGTH_NAMES, QUERY_WORDS, words_of
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.causal_flags import not_causal
 from mha.implementations.inference.mask_effects import (
@@ -30,6 +31,14 @@ from mha.spec import Claims
 from mha.spec.masks import INTEGERS
 
 
+# So many other masks are tried beside the mask.
+MOST_BESIDE = 2
+
+
+class Ambiguous(Unclear):
+    """Masks that two formats explain, each in part."""
+
+
 def find_masks(candidate: Candidate) -> Candidate:
     """Return the candidate with its masks, read in another way if only that explains what they do.
 
@@ -43,15 +52,19 @@ def find_masks(candidate: Candidate) -> Candidate:
         problem = unclear
     if masked and not masked.assumed:
         return masked
-    for other in _other_readings(candidate, takes_no_mask=masked is None):
+    takes_no_mask = masked is None and not isinstance(problem, Ambiguous)
+    for other in _other_readings(candidate, takes_no_mask=takes_no_mask):
         with suppress(Unclear):
             tried = _with_masks(other)
             if not tried.assumed:
                 return tried
+    without_effect = masked is not None and masked.ignores_masks
+    if candidate.signature.guesses_mask and (masked is None or without_effect):
+        return candidate.claiming(masks=())
+    if without_effect:
+        return _beside_others(candidate) or masked
     if masked:
         return masked
-    if candidate.signature.guesses_mask:
-        return candidate.claiming(masks=())
     assert problem
     raise problem
 
@@ -73,6 +86,47 @@ def _other_readings(candidate: Candidate, *, takes_no_mask: bool) -> Iterator[Ca
         alone = with_formula(candidate.claiming(cross_attention=False))
         if alone:
             yield alone
+
+
+def _beside_others(candidate: Candidate) -> Candidate | None:
+    """Return the candidate with masks that have an effect only if others are given with them.
+
+    None if no other argument may be a mask.
+
+    Raises Unclear if such arguments explain nothing: then they may be what masks lack.
+    """
+    others = _other_masks(candidate)
+    if not others:
+        return None
+    for shapes in product(*map(_shapes_beside, others)):
+        tried = candidate.declaring(beside=dict(zip(others, shapes, strict=True)))
+        with suppress(Unclear):
+            masked = _with_masks(tried)
+            if not masked.assumed:
+                return masked
+    name, left_out = candidate.signature.mask, ", ".join(others)
+    raise Unclear(
+        f"{name} has no effect while {left_out} is None; if both are needed, pass call=... that"
+        f" gives both, or mask=None to judge it without masks"
+    )
+
+
+def _other_masks(candidate: Candidate) -> list[str]:
+    """Return the arguments that may be masks beside the mask, and that calls leave out."""
+    signature = candidate.signature
+    known = {signature.mask, candidate.declared.signature_with(padding=True).padding}
+    others = []
+    for name, parameter in candidate.declared.forward_parameters.items():
+        if parameter.default is None and may_be_mask(parameter) and name not in known:
+            others.append(name)
+    return others[:MOST_BESIDE]
+
+
+def _shapes_beside(name: str) -> tuple[str, ...]:
+    """Return the shapes that another mask may have: by its name, it may be one of queries."""
+    if not QUERY_WORDS.isdisjoint(words_of(name)):
+        return ("b l",)
+    return ("b s", "b 1 l s", "b l s", "l s")
 
 
 def _with_masks(candidate: Candidate) -> Candidate:
@@ -117,7 +171,8 @@ def _with_format(candidate: Candidate, read: Format) -> Candidate:
         masked = masked.claiming(masks={"bool", "float"})
     claims = Claims(masks=masked.claims.get("masks", {"bool"}))
     masked = masked.claiming(**masked.declared.masks.limits(claims))
-    return _find_integers(_find_ranks(replace(masked, assumed=read.assumed)))
+    masked = replace(masked, assumed=read.assumed, ignores_masks=read.ignored)
+    return _find_integers(_find_ranks(masked))
 
 
 def _unclear(candidate: Candidate, name: str) -> Unclear:
@@ -142,17 +197,24 @@ def with_required_mask(candidates: Sequence[Candidate]) -> list[Candidate]:
 
     There are none if one of them can do without a mask.
     """
-    if candidates[0].signature.mask is None or not all(each.problem for each in candidates):
-        return []
-    for shape, convention in product(_shapes(candidates[0]), CONVENTIONS):
-        tried = [
-            each.declaring(mask=convention, mask_shape=shape, mask_required=True)
-            for each in candidates
-        ]
+    for tried in given_a_mask(candidates):
         matching = all_with_formula(tried)
         if matching:
             return matching
     return []
+
+
+def given_a_mask(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+    """Yield the candidates with a mask of each format in each call, which allows everything.
+
+    Nothing, if one of them can do without a mask.
+    """
+    if candidates[0].signature.mask is None or not all(each.problem for each in candidates):
+        return
+    for shape, numbers in product(_shapes(candidates[0]), (False, True)):
+        for convention in CONVENTIONS[:2] if numbers else CONVENTIONS:
+            mask = {"mask": convention, "mask_shape": shape, "mask_numbers": numbers}
+            yield [each.declaring(**mask, mask_required=True) for each in candidates]
 
 
 def _formats(candidate: Candidate) -> list[Candidate]:
@@ -202,14 +264,14 @@ def _in_part(formats: Sequence[Candidate], exact: Format) -> Format | None:
     if near is None:
         return None
     if not near.candidate.declared.padding:
-        raise Unclear(
+        raise Ambiguous(
             f"masks that all items share count as mask_shape={declared.mask_shape!r}, but those of"
             " each item for some items only; declare which is meant,"
             f" mask_shape={declared.mask_shape!r} or {near.candidate.declared.mask_shape!r}"
         )
     if near.ignored:
         name = declared.signature_with(padding=True).padding
-        raise Unclear(
+        raise Ambiguous(
             f"its padding mask {name} has no effect; declare padding=None to leave it out, or"
             " padding='drop'"
         )

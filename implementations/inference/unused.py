@@ -49,6 +49,7 @@ def _never_called(candidate: Candidate) -> list[str]:
         never.append("calls without a mask that are not causal")
     if candidate.left_out:
         never.append(candidate.left_out)
+    never += [f"{name} that hides something" for name in declared.beside]
     return never
 
 
@@ -71,6 +72,7 @@ def _used_options(candidate: Candidate) -> set[str | None]:
         used.add(signature.return_lse)
     if candidate.declared.mask:
         used |= {signature.mask, candidate.declared.mask_without_memory}
+        used |= {*candidate.declared.beside}
     if candidate.hides_queries:
         used.add(signature.mask)
     if candidate.cross_attention:
