@@ -65,6 +65,7 @@ def _of_other_conventions(
     def drawn(*shape: int) -> Tensor:
         mask = torch.rand(*shape, generator=generator) < 0.5
         mask[..., 0] = True  # no row is empty
+        mask[..., -1] = False  # nor does one allow all, which shows nothing
         return mask.to(device)
 
     if claims.prefix_masks:
