@@ -85,6 +85,7 @@ def call_by_name(
         masks,
         batch_axis=axes.index("b"),
         length_axis=axes.index("l"),
+        width_axis=axes.index("d"),
         of_heads="h" in layout and "(h d)" not in layout,
         merged="(b h)" in layout,
         weights=weights,
@@ -96,10 +97,10 @@ def call_by_name(
 class CallByName:
     """A `Call` by the names of a function's parameters; made by `call_by_name`.
 
-    batch_axis, length_axis: of the inputs.
+    batch_axis, length_axis, width_axis: of the inputs.
     of_heads: whether the inputs are of heads, so that their last axis is d_k.
     merged: whether the batch's axis is that of the heads too.
-    same_shape: whether the output has the shape of the query.
+    same_shape: whether the output has the axes of the query.
     n_heads: H, to which masks are expanded that the function takes for each head.
     head_dim: d_k.
     weights: as for `as_output`.
@@ -113,6 +114,7 @@ class CallByName:
     masks: MaskFormat
     batch_axis: int
     length_axis: int
+    width_axis: int = -1
     of_heads: bool = False
     merged: bool = False
     same_shape: bool = True
@@ -160,8 +162,15 @@ class CallByName:
         returned = target(*inputs, **arguments)
         if options.mask is not None and versions_of(masks.values()) != versions:
             increment_version(options.mask)  # what was changed in place may be its translation
-        shape = query.shape if self.same_shape else None
+        shape = self._shape_of_output(query, value) if self.same_shape else None
         return as_output(returned, shape, self.weights, self.claims.lse)
+
+    def _shape_of_output(self, query: Tensor, value: Tensor) -> torch.Size:
+        """Return the shape of the query, with the width of the values where that may differ."""
+        shape = [*query.shape]
+        if self.claims.value_width:
+            shape[self.width_axis] = value.shape[self.width_axis]
+        return torch.Size(shape)
 
     def _flags(self, options: Options) -> dict[str, bool]:
         """Return the flags by the function's own names."""

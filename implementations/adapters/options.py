@@ -102,8 +102,8 @@ def require_default_forms(label: str, masks: MaskFormat, inputs: InputFormat) ->
     raise ImplementationError(
         f"{label}: call=... is given masks as the contract has them, and makes the call itself,"
         " so mask_shape, mask_numbers, padding, causal_by_default, mask_required,"
-        " masked_number, beside, memory_optional, query_last and rotation_pairs have no effect; leave"
-        " them out"
+        " masked_number, beside, memory_optional, query_last and rotation_pairs have no effect;"
+        " leave them out"
     )
 
 

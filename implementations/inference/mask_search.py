@@ -30,7 +30,6 @@ from mha.implementations.inference.projections import Unclear, Undeclarable
 from mha.spec import Claims
 from mha.spec.masks import INTEGERS
 
-
 # So many other masks are tried beside the mask.
 MOST_BESIDE = 2
 

@@ -3,54 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from mha.implementations.discovery.raised import Raised
 from mha.implementations.inference.alibi import ALIBI
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.declared import DeclaredKernel
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.mask_search import find_masks
 from mha.implementations.inference.nearest_masks import nearest_format
 from mha.implementations.inference.sizes import find_widths
 from mha.implementations.inference.softcaps import SOFTCAP
 from mha.implementations.inference.windows import WINDOW
-from mha.spec import Alibi, MaskConvention, Options, Output, Scores, Sizes, Window
+from mha.spec import Alibi, MaskConvention, Options, Scores, Sizes, Window
 from mha.spec.scores import AlibiForm, Alignment, SoftcapPlace, WindowForm
-
-# The output of a call with options, or None for a call that raises.
-Answer = Callable[[Candidate, tuple[Tensor, Tensor, Tensor], dict[str, Any]], Tensor | None]
-
-
-@dataclass(frozen=True)
-class Stub(Candidate):
-    """A candidate whose calls are answered by a function."""
-
-    answer: Answer = lambda candidate, inputs, options: None
-
-    def call(self, inputs: Any, **options: Any) -> Output | None:
-        output = self.answer(self, inputs, options)
-        if output is None:
-            self.calls.raised = Raised("ValueError", "ValueError: refused", "", "")
-            return None
-        return Output(output, None)
-
-
-def stub(kernel: Callable[..., Tensor], answer: Answer) -> Candidate:
-    """Return a candidate for a kernel, with the contract's formula, as calls before have shown."""
-    declared = DeclaredKernel(kernel, kernel.__name__, claims={"causal": None})
-    return Stub(declared, explained=True, answer=answer)
-
-
-def of_formula(candidate: Candidate, inputs: Any, options: Options, claimed: Scores) -> Tensor:
-    """Return what the formula gives with the options of a call."""
-    formula = replace(candidate.formula, options=options, claimed=claimed)
-    return formula(inputs, candidate.weights, options.mask)
+from support.stubs import Answer, of_formula, stub
 
 
 def of_two(q: Tensor, k: Tensor, v: Tensor, window_size: tuple[int, int] = (-1, -1)) -> Tensor:
