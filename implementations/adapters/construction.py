@@ -82,9 +82,10 @@ def constructor_arguments(
     arguments = _known(parameters, set_by=getattr(constructor, "keywords", {}))
     if assume:
         arguments |= _assumed(constructor, required, arguments)
-    product = {"n_heads", "head_dim"} <= {*arguments.values()}  # which is d_model
+    # Of the number and the width of the heads and d_model, their product, two give the third.
+    given = {"d_model", "n_heads", "head_dim"} & {*arguments.values()}
     missing = missing_of(arguments)
-    if missing and not product:
+    if missing and len(given) < 2:
         raise ImplementationError(
             f"{label}: none of the parameters of its constructor ({', '.join(parameters)}) has a"
             f" known name of {missing[0]}; {building_advice(label, constructor, arguments)}"
@@ -355,11 +356,17 @@ def _first_made(
 def _require_product(arguments: Mapping[str, str], config: Config) -> None:
     """Raise UnsupportedCallError for a d_model that heads of one width do not make.
 
-    Only where the constructor is given their number and their width, or no d_model.
+    Only where the constructor is given their width and their number, or one of these and d_model.
     """
+    given = {*arguments.values()}
+    follows = config.n_heads > 0 and config.d_model == config.n_heads * config.head_dim
+    if given.isdisjoint({"n_heads", "config"}) and not follows:
+        raise UnsupportedCallError(
+            f"its constructor takes no number of heads ({config.n_heads}), only d_model and the"
+            " width of a head"
+        )
     if config.n_heads <= 0:
         return
-    given = {*arguments.values()}
     has_width = not given.isdisjoint({"d_model", "config"})
     if not has_width and config.d_model != config.n_heads * config.head_dim:
         raise UnsupportedCallError(

@@ -79,6 +79,7 @@ CONSTRUCTOR_NAMES: dict[str, tuple[str, ...]] = {
         "k_layer": "k_proj key_proj to_k",
         "v_layer": "v_proj value_proj to_v",
         "o_layer": "o_proj out_proj output_proj to_out",
+        "eps": "eps epsilon layer_norm_eps rms_norm_eps norm_eps layernorm_epsilon",
         "device": "device",
         "config": "config cfg args hparams params conf model_config model_args hp",
     }.items()
@@ -97,7 +98,8 @@ OTHER_SIZES = {
     *listed("context cross encoder memory mem"),
 }
 # Given only where the constructor requires them: by default, the constructor decides.
-IF_REQUIRED = listed("causal device layer_index layer_number q_layer k_layer v_layer o_layer")
+IF_REQUIRED = listed("causal eps device layer_index layer_number q_layer k_layer v_layer o_layer")
+EPS_WORDS = ("eps", "epsilon")
 # What a config class has besides keeps its own value too.
 KEPT = {name for field in IF_REQUIRED for name in CONSTRUCTOR_NAMES[field]}
 # A block_size of so many positions may be that of a tile, and is kept.
@@ -135,6 +137,9 @@ def fields_of(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
         for name in names:
             if name in ordinary:
                 fields[name] = field
+    for name in ordinary - fields.keys():
+        if words_of(name)[-1:] in ([word] for word in EPS_WORDS):
+            fields[name] = "eps"
     # Beside another width, a size is of something else.
     if "size" in ordinary and "d_model" not in fields.values():
         fields["size"] = "d_model"

@@ -34,6 +34,7 @@ def values_of(
     values["max_batch"] = batch
     values["batch_first"] = not config.length_first
     values["causal"] = False
+    values["eps"] = 1e-5
     values["layer_index"] = 0
     values["layer_number"] = 1  # numbers count from 1, as in Megatron
     values["output_dropout"] = config.dropout_of_output if dropout in DROPS_OUTPUT else 0.0

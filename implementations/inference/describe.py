@@ -28,6 +28,7 @@ CONSTANTS = {
     "max_length": "longest input",
     "max_batch": "largest batch",
     "causal": "False",
+    "eps": "1e-5",
     "layer_index": "0",
     "layer_number": "1",
     **dict.fromkeys(BIAS_ROLES, "bias"),
@@ -63,7 +64,7 @@ BEFORE_SIZES = (
     "lse",
     "dropout",
 )
-AFTER_SIZES = ("lengths", "gradients", "head_dim", "heads", "devices")
+AFTER_SIZES = ("lengths", "gradients", "head width", "head_dim", "heads", "devices")
 SINGLE_SOFTMAX = "the softmax is in float32 for float64 inputs too, so NUM-2 is not judged"
 PRODUCTS = {
     "tf32": "numbers of float32 are multiplied in TF32, and the bounds allow for it",

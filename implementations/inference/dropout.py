@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import product
 
 import torch
@@ -19,6 +20,11 @@ PROBABILITY = 0.5
 # What the rest is multiplied by: the right factor, and two that clause DRP-2 rejects.
 FACTORS = (1 / (1 - PROBABILITY), 1.0, 1 - PROBABILITY)
 OTHERWISE = "not judged: in training it drops something other than whole weights or outputs"
+RANDOM = (
+    "two equal calls in evaluation return different outputs, as if it dropped with a fixed"
+    " probability, which clause DRP-1 forbids; drop in training only, as F.dropout(weights, p,"
+    " self.training) does, or let a function take p, 0 by default"
+)
 WORDS = {
     True: "the weights",
     "output": "the output",
@@ -74,15 +80,30 @@ def _drops_in_evaluation(tried: Candidate) -> bool:
     return not is_close(result.output, tried.formula(probe.inputs, tried.weights, None))
 
 
+def require_repeatable(candidates: Iterable[Candidate]) -> None:
+    """Raise Undeclarable for what drops in evaluation too, so that no formula gives its outputs.
+
+    candidates: the ways to understand it, the first of which that can be called is.
+    """
+    for each in candidates:
+        if each.call_plainly(each.probes[0].inputs) is not None:
+            if _is_random(each, training=False):
+                raise Undeclarable(RANDOM)
+            return
+
+
 def _is_random_in_training(candidate: Candidate) -> bool:
     """Return whether calls in training differ, though one in evaluation is explained."""
-    if not candidate.explained:
-        return False
+    return candidate.explained and _is_random(candidate, training=True)
+
+
+def _is_random(candidate: Candidate, *, training: bool) -> bool:
+    """Return whether two equal calls return other outputs."""
     results = []
     for seed in range(2):
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
-            results.append(candidate.call_plainly(candidate.probes[0].inputs, training=True))
+            results.append(candidate.call_plainly(candidate.probes[0].inputs, training=training))
     return None not in results and not agree(*results)
 
 

@@ -20,6 +20,7 @@ from mha.implementations.inference.candidate import (
 )
 from mha.implementations.inference.declared import DeclaredKernel
 from mha.implementations.inference.describe import rows_of_kernel, shape_words
+from mha.implementations.inference.dropout import require_repeatable
 from mha.implementations.inference.infer import Inference
 from mha.implementations.inference.kernel_forms import (
     PACKED_INPUTS,
@@ -130,7 +131,21 @@ def _first_found(candidates: Sequence[Candidate]) -> Candidate:
 
     Raises ImplementationError, with what to declare, for what is left open.
     """
-    label, problem, layout = candidates[0].label, "", ""
+    label = candidates[0].label
+    try:
+        return _found(candidates)
+    except Undeclarable as error:
+        raise ImplementationError(f"{label} cannot be judged as it is: {error}") from None
+    except Unclear as unclear:
+        raise ImplementationError(
+            f"{label} needs a declaration: {unclear}. Declare it below the function, and judge"
+            f" that: implementation = from_kernel({label}, layout=..., mask=...)"
+        ) from None
+
+
+def _found(candidates: Sequence[Candidate]) -> Candidate:
+    """Return what `_first_found` does; raises Unclear for what is left open."""
+    problem, layout = "", ""
     for tried in _tries(candidates):
         # In another layout than one that is left open, a check of an axis is one of another axis.
         candidate = _explained(tried, layout)
@@ -138,15 +153,11 @@ def _first_found(candidates: Sequence[Candidate]) -> Candidate:
             continue
         try:
             return with_claims(candidate)
-        except Undeclarable as error:
-            raise ImplementationError(f"{label} cannot be judged as it is: {error}") from None
+        except Undeclarable:
+            raise
         except Unclear as unclear:
             problem, layout = problem or str(unclear), candidate.declared.layout
-    problem = problem or _without_formula(candidates)
-    raise ImplementationError(
-        f"{label} needs a declaration: {problem}. Declare it below the function, and judge that: "
-        f"implementation = from_kernel({label}, layout=..., mask=...)"
-    )
+    raise Unclear(problem or _without_formula(candidates))
 
 
 def _explained(candidates: Iterable[Candidate], layout: str) -> Candidate | None:
@@ -163,7 +174,7 @@ def _explained(candidates: Iterable[Candidate], layout: str) -> Candidate | None
 
 
 def _tries(candidates: Sequence[Candidate]) -> Iterator[Iterable[Candidate]]:
-    """Yield what to try in turn.
+    """Yield what to try in turn; raises Undeclarable for outputs that are random.
 
     Few sizes come before other layouts: a kernel that is wrong for some sizes may be right for
     other axes.
@@ -172,6 +183,7 @@ def _tries(candidates: Sequence[Candidate]) -> Iterator[Iterable[Candidate]]:
     others = [each for each in candidates if not _is_usual(each)]
     yield usual
     yield chain.from_iterable(given_a_mask(usual))
+    require_repeatable(usual)
     yield _in_few_dtypes(_raising(usual))
     yield _while_patient(usual)
     yield others

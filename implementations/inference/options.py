@@ -20,6 +20,8 @@ from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims
 
 # Of the largest output: far more than rounding in float64, and far less than in float32.
 SMALL = 1e-11
+# Of heads, beside that of trial runs.
+OTHER_WIDTHS = (4, 8, 24, 32)
 SEVERAL_HEADS = frozenset(range(2, 9))
 
 
@@ -42,7 +44,20 @@ def find_own_head_dim(candidate: Candidate) -> Candidate:
     is_assumed = "head_dim" in fields and candidate.evidence != "tested"
     if is_assumed and returns_outputs(tried):
         return candidate.claiming(own_head_dim=True)
-    return candidate
+    return _noting_one_width(candidate)
+
+
+def _noting_one_width(candidate: Candidate) -> Candidate:
+    """Return the candidate with a row about a width of heads that may be given, and never works."""
+    named = [name for name, field in candidate.arguments.items() if field == "head_dim"]
+    if not named or "n_heads" not in candidate.arguments.values():
+        return candidate
+    for width in OTHER_WIDTHS:
+        tried = candidate.claiming(own_head_dim=True).trying(changes={"d_head": width})
+        if _can_be_called(tried) or not (tried.calls.raised and tried.calls.raised.place):
+            return candidate
+    found = f"{named[0]} raises for every other width than d_model // n_heads: {tried.problem}"
+    return candidate.noting("head width", found)
 
 
 def keep_own_head_dim(candidate: Candidate) -> Candidate:

@@ -14,6 +14,7 @@ from torch import nn
 from mha.implementations.adapters.module import TO_LAYOUT
 from mha.implementations.adapters.signature import Signature, possible_orders, required_inputs
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.dropout import require_repeatable
 from mha.implementations.inference.mask_search import with_required_mask
 from mha.implementations.inference.nearest_projections import (
     all_with_formula,
@@ -61,6 +62,7 @@ def understand(empty: Candidate, module: nn.Module) -> Candidate:
             return matching[0]
     named = choices[: len(_possible_inputs(empty.signature))]  # others are not assumed
     likely = [*chain.from_iterable(named)]
+    require_repeatable(likely)
     require_plain(likely, module)
     return nearest(likely)
 

@@ -1,0 +1,99 @@
+"""What constructors take: widths of heads, epsilons; and functions that always drop."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mha.implementations import ImplementationError
+from mha.implementations.discovery.errors import UnsupportedCallError
+from mha.implementations.inference.infer import infer
+from mha.implementations.inference.kernels import infer_kernel
+from mha.spec import Config, Weights
+from support.judging import expect_pass
+from support.readings import findings, refusal_of
+
+
+class Sdpa(nn.Module):
+    """Self-attention of heads of a width, with one matrix for query, key and value."""
+
+    def __init__(self, dim: int, heads: int, width: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.to_qkv = nn.Linear(dim, 3 * heads * width, bias=False)
+        self.to_out = nn.Linear(heads * width, dim, bias=False)
+
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.to_qkv(x).chunk(3, -1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
+        return self.to_out(self.weigh(q, k, v).transpose(1, 2).reshape(x.shape))
+
+
+class ByWidth(Sdpa):
+    """Takes the width of a head, from which the number of heads follows."""
+
+    def __init__(self, dim: int, dim_heads: int = 64) -> None:
+        super().__init__(dim, dim // dim_heads, dim_heads)
+
+
+class NeedsEpsilon(Sdpa):
+    def __init__(self, d_model: int, n_heads: int, q_norm_eps: float) -> None:
+        Config(d_model, n_heads).validate()
+        super().__init__(d_model, n_heads, d_model // n_heads)
+        self.eps = q_norm_eps
+
+
+class OneWidth(Sdpa):
+    """Is given a width of heads, and works with one only."""
+
+    def __init__(self, dim: int, num_heads: int = 8, attn_head_dim: int | None = None) -> None:
+        Config(dim, num_heads).validate()
+        super().__init__(dim, num_heads, attn_head_dim or dim // num_heads)
+
+
+def test_number_of_heads_follows_from_their_width() -> None:
+    result = infer(ByWidth)
+    assert findings(result)["built as"] == "ByWidth(dim=d_model, dim_heads=head_dim)"
+    expect_pass(result, "HED-1", also=("CFG-1", "CFG-4"))
+    config = Config(d_model=6, n_heads=2, d_head=2)
+    with pytest.raises(UnsupportedCallError, match="takes no number of heads"):
+        result.implementation.build(
+            config, Weights.random(config, 0), dtype=torch.float32, device="cpu"
+        )
+
+
+def test_required_epsilon_is_supplied() -> None:
+    built = "NeedsEpsilon(d_model=d_model, n_heads=n_heads, q_norm_eps=1e-5)"
+    assert findings(infer(NeedsEpsilon))["built as"] == built
+
+
+def test_width_of_heads_that_never_works_is_named() -> None:
+    raises = "attn_head_dim raises for every other width than d_model // n_heads: RuntimeError"
+    assert findings(infer(OneWidth))["head width"].startswith(raises)
+
+
+class AlwaysDrops(Sdpa):
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads, d_model // n_heads)
+
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.dropout((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1), 0.2) @ v
+
+
+def always_drops(q: Any, k: Any, v: Any) -> Tensor:
+    return AlwaysDrops(4, 2).weigh(q, k, v)
+
+
+def test_dropout_in_evaluation_is_named() -> None:
+    said = "cannot be judged as it is: two equal calls in evaluation return different outputs"
+    assert said in refusal_of(AlwaysDrops)
+    with pytest.raises(ImplementationError, match=re.escape(said)):
+        infer_kernel(always_drops)
