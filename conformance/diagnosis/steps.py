@@ -14,9 +14,10 @@ from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.session import Session
 from mha.conformance.harness.textbook import TextbookAttention
 from mha.conformance.properties.registry import Property
+from mha.implementations.adapters.axes_of_inputs import FROM_LAYOUT
 from mha.implementations.adapters.construction import Room
 from mha.implementations.adapters.loading import ParameterPath
-from mha.implementations.adapters.module import FROM_LAYOUT, ModuleAttention, ModuleImplementation
+from mha.implementations.adapters.module import ModuleAttention, ModuleImplementation
 from mha.implementations.discovery.resolve import original_of, with_room
 from mha.implementations.process.torch_state import preserved, threads
 from mha.spec import Claims

@@ -26,10 +26,11 @@ from mha.conformance.scripts.terms import (
 )
 from mha.conformance.scripts.watched_config import Reads, watched
 from mha.conformance.scripts.weights import Stored, gradient_code, path_code, stored, weight_codes
+from mha.implementations.adapters.axes_of_inputs import TO_LAYOUT
 from mha.implementations.adapters.calling import CallByName
 from mha.implementations.adapters.configs import AnyConfig
 from mha.implementations.adapters.construction import Room, fixed_dropout, parameters_of
-from mha.implementations.adapters.module import TO_LAYOUT, ModuleAttention, ModuleImplementation
+from mha.implementations.adapters.module import ModuleAttention, ModuleImplementation
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.widened import Widened
 from mha.implementations.discovery.errors import ImplementationError
@@ -88,6 +89,7 @@ class ModuleWriter(Writer):
         module, other = self._constructed(own, 1), self._constructed(given, 2)
         self.modules[number] = module
         layers = dict(module.named_modules())
+        lines += self._left_out(name, layers)
         dropped = [path for path, layer in layers.items() if layer in fixed_dropout(module)]
         if not step.config.drops:
             for path in dropped:
@@ -98,6 +100,20 @@ class ModuleWriter(Writer):
             lines.append(f"{name}.requires_grad_(False)")
         if adapted.project is not None:
             lines += self._projection(step)
+        return lines
+
+    def _left_out(self, name: str, layers: Mapping[str, nn.Module]) -> list[str]:
+        """Return the lines that put the identity in the place of what is not attention.
+
+        layers: the parts of the module, after that.
+        """
+        left_out, lines = self.adapter.left_out, list[str]()
+        for path in left_out.neutral:
+            if not isinstance(layers.get(path), nn.Identity):
+                raise InexpressibleError(f"its declaration leaves {path} out")
+            lines.append(f"{path_code(name, path)} = torch.nn.Identity()")
+        if left_out.residual:
+            raise InexpressibleError("its declaration leaves a residual connection out")
         return lines
 
     def _adapted(self, step: BuildStep) -> tuple[Mapping[str, Any], ModuleAttention | None]:
@@ -148,6 +164,7 @@ class ModuleWriter(Writer):
         torch.manual_seed(seed)
         case = self.session.case
         module: nn.Module = self._constructor()(**given)
+        self.adapter.left_out.replace_parts(self.adapter.name, module)
         return module.to(device=case.device, dtype=getattr(torch, case.dtype))
 
     def _made(self, number: int, given: Mapping[str, Any], lines: list[str]) -> str:

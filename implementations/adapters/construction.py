@@ -29,8 +29,8 @@ from mha.implementations.adapters.widened import Widened
 from mha.implementations.discovery.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Config
 
-# The length for which a module is built that asks for the longest one; no case of self-attention is
-# longer. It is more than 2048, for which tables of masks and positions are often made.
+# The length for which a module is built that asks for the longest one, more than tables often have
+# (2048); no case of self-attention is longer.
 MAX_LENGTH = 2304
 # The same for everyday cases: filling a table of MAX_LENGTH squared takes longer than judging one
 # of them.
@@ -359,12 +359,10 @@ def _require_product(arguments: Mapping[str, str], config: Config) -> None:
     Only where the constructor is given their width and their number, or one of these and d_model.
     """
     given = {*arguments.values()}
-    follows = config.n_heads > 0 and config.d_model == config.n_heads * config.head_dim
-    if given.isdisjoint({"n_heads", "config"}) and not follows:
-        raise UnsupportedCallError(
-            f"its constructor takes no number of heads ({config.n_heads}), only d_model and the"
-            " width of a head"
-        )
+    is_product = config.n_heads > 0 and config.d_model == config.n_heads * config.head_dim
+    if given.isdisjoint({"n_heads", "config"}) and not is_product:
+        what = f"its constructor takes no number of heads ({config.n_heads}), only their width"
+        raise UnsupportedCallError(what)
     if config.n_heads <= 0:
         return
     has_width = not given.isdisjoint({"d_model", "config"})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from mha.implementations.adapters.axes_of_inputs import FROM_LAYOUT, TO_LAYOUT
 from mha.implementations.adapters.calling import Call, CallByName, call_by_name
 from mha.implementations.adapters.construction import (
     LARGE,
@@ -29,6 +30,7 @@ from mha.implementations.adapters.loading import (
     projects,
 )
 from mha.implementations.adapters.mask_forms import MaskFormat
+from mha.implementations.adapters.neutral import LEFT_OUT, LeftOut
 from mha.implementations.adapters.options import (
     FIELDS_OF_INPUTS,
     FIELDS_OF_MASKS,
@@ -49,25 +51,6 @@ from mha.spec import Claims, Config, Options, Output, Weights
 Parameters = Mapping[str, ParameterPath] | Callable[[Config], Mapping[str, ParameterPath]]
 
 
-def _without(image: Tensor, axis: int) -> Tensor:
-    """Return an image without an axis of length 1; one that the module has flattened, as it is."""
-    return image.squeeze(axis) if image.ndim == 4 else image
-
-
-# What each does to an input of shape (b, l, d), and to the output, the other way.
-TO_LAYOUT: dict[str, Callable[[Tensor], Tensor]] = {
-    "b l d": lambda x: x,
-    "l b d": lambda x: x.transpose(0, 1),
-    "b d l": lambda x: x.transpose(1, 2),
-    "b d l 1": lambda x: x.transpose(1, 2).unsqueeze(3),
-    "b l 1 d": lambda x: x.unsqueeze(2),
-    "b 1 l d": lambda x: x.unsqueeze(1),
-}
-FROM_LAYOUT = TO_LAYOUT | {
-    "b d l 1": lambda x: _without(x, 3).transpose(1, 2),
-    "b l 1 d": lambda x: _without(x, 2),
-    "b 1 l d": lambda x: _without(x, 1),
-}
 # The forms of masks that are claimed by default.
 MASK_FORMS_OF = {"keep": {"bool"}, "drop": {"bool"}, "additive": {"bool", "float"}}
 
@@ -112,7 +95,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         weights are loaded with requires_grad=False.
     name: the name in reports; by default that of the class.
     options: what `masks` and `inputs` say, one by one: `mask`, which is `MaskFormat.convention`,
-        `mask_shape`, `mask_numbers`, `mask_required`, and the other fields by their names.
+        `mask_shape`, `mask_numbers`, `mask_required`, and the other fields by their names; and what
+        it computes beside attention and is to be left out, `neutral` and `residual`; see `LeftOut`.
 
     Raises ImplementationError for a constructor or a `forward` whose parameters are not recognised,
     for arguments that contradict each other, and for claims that no call can express.
@@ -141,7 +125,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     torch.Size([5, 3, 6])
     """
     label = name or str(getattr(without_partial(constructor), "__name__", "module"))
-    require_known("from_module", options, FIELDS_OF_MASKS, FIELDS_OF_INPUTS)
+    require_known("from_module", options, FIELDS_OF_MASKS, FIELDS_OF_INPUTS, LEFT_OUT)
     target = _class_of(constructor)
     masks = mask_format(label, masks, options)
     inputs = input_format(label, inputs, options)
@@ -161,9 +145,10 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     assert call is not None
     _require_head_dim(label, claims, arguments)
     attribute = weights if isinstance(weights, str) else None
-    return ModuleImplementation(
+    made = ModuleImplementation(
         label, claims, constructor, parameters, arguments, call, inputs.layout, attribute
     )
+    return replace(made, left_out=LeftOut.of(options))
 
 
 def _class_of(constructor: Callable[..., nn.Module]) -> type[nn.Module]:
@@ -217,10 +202,10 @@ def _claims(
         if signature is not None:
             claims = replace(claims, **limits(signature, masks, claims))
         return claims
-    for field in ("value_width", "lse"):
-        if getattr(claims, field):
+    for claim in ("value_width", "lse"):
+        if getattr(claims, claim):
             raise ImplementationError(
-                f"{label}: claims {field}, which only a kernel can, adapted by from_kernel"
+                f"{label}: claims {claim}, which only a kernel can, adapted by from_kernel"
             )
     if convention is None and claims.masks:
         raise ImplementationError(
@@ -246,6 +231,7 @@ class ModuleImplementation:
     arguments: what each parameter of the constructor is given, a key of `CONSTRUCTOR_NAMES`.
     room: the longest input and the largest batch that a module is built for, if it asks for these.
     noted: gets the arguments of each call of the constructor.
+    left_out: what is left out of it.
     """
 
     name: str
@@ -258,6 +244,7 @@ class ModuleImplementation:
     weights: str | None = None
     room: Room = LARGE
     noted: list[Mapping[str, Any]] | None = None
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     def build(
         self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
@@ -298,6 +285,7 @@ class ModuleImplementation:
             room=self.room,
             noted=self.noted,
         )
+        self.left_out.replace_parts(self.name, module)
         if not config.drops:
             for layer in fixed_dropout(module):
                 layer.p = 0.0  # the formula in training has none
@@ -341,7 +329,7 @@ class ModuleAttention(nn.Module):
         options = Options(**given)
         if self.layout != "b l d":
             query, key, value = self._laid_out(query, key, value)
-        returned = self.call(self.module, query, key, value, **options.arguments)
+        returned = self._called(query, key, value, options)
         output, weights, _ = as_output(returned, query.shape)
         if self.layout != "b l d" and isinstance(output, Tensor):
             output = FROM_LAYOUT[self.layout](output)
@@ -350,6 +338,14 @@ class ModuleAttention(nn.Module):
         if self.adapter.weights and options.need_weights:
             weights = attrgetter(self.adapter.weights)(self.module)
         return Output(output, weights)
+
+    def _called(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Any:
+        """Return what the module returns, without what is to be left out."""
+        left_out = self.adapter.left_out
+        if left_out == LeftOut():
+            return self.call(self.module, query, key, value, **options.arguments)
+        with left_out.during_calls(self.module, query):
+            return self.call(self.module, query, key, value, **options.arguments)
 
     def _laid_out(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the inputs in the layout of the module; one tensor stays one tensor."""

@@ -131,7 +131,7 @@ MODULE = SimpleNamespace(training=False, num_key_value_groups=1, is_causal=False
 # complex numbers.
 PAIRED = ("freqs_cis", "freqs_cos", "freqs_sin")
 NEUTRAL_MEANING = {name: meaning for meaning, names in NEUTRAL_NAMES.items() for name in names}
-KNOWN_OPTIONS = {name for names in (PADDING_NAMES, *OPTION_NAMES.values()) for name in names}
+KNOWN_OPTIONS = {*PADDING_NAMES, *WINDOW_NAMES}.union(*OPTION_NAMES.values(), *WINDOW_PAIRS)
 
 
 def words_of(name: str) -> list[str]:

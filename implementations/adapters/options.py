@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 
 from mha.implementations.adapters.mask_forms import MaskedNumber, MaskFormat, PaddingConvention
+from mha.implementations.adapters.neutral import Neutral
 from mha.implementations.discovery.errors import ImplementationError
 from mha.spec import MaskConvention
 
@@ -49,12 +50,14 @@ class MaskOptions(TypedDict, total=False):
 
 
 class ModuleOptions(MaskOptions, total=False):
-    """The fields of a `MaskFormat` and of an `InputFormat`, as options of their own."""
+    """The fields of a `MaskFormat`, an `InputFormat` and a `LeftOut`, as options of their own."""
 
     layout: str
     memory_optional: bool
     query_last: bool | None
     rotation_pairs: bool
+    neutral: Neutral
+    residual: bool
 
 
 # The field that each option sets.

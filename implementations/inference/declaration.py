@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
+from torch import nn
+
 from mha.implementations.adapters.loading import ParameterPath
 from mha.spec import Alibi, Lse, Rounding, Scores, Sizes, Window
 
 Record = Alibi | Lse | Rounding | Scores | Sizes | Window
 
 
+# The code of what has no code as its text.
+NAMED: dict[Any, str] = {...: "...", nn.Identity: "torch.nn.Identity"}
 # The records that claims are made of, each with the claim that is one.
 RECORDS = {"Lse": "lse", "Rounding": "rounding", "Scores": "scores", "Sizes": "sizes"}
 
@@ -25,17 +29,46 @@ def code_of_declaration(
     options: for the adapter, `from_module` or `from_kernel`.
     claims: those that differ from `Claims()`.
     """
+    arguments = _arguments_of(constructor, options, claims)
+    imports = _imports(constructor, options, claims, adapter)
+    lines = [f"    {argument}," for argument in arguments]
+    return "\n".join([*imports, "", f"implementation = {adapter}(", *lines, ")"])
+
+
+def line_of_declaration(
+    constructor: str, options: Mapping[str, Any], claims: Mapping[str, Any], adapter: str
+) -> str:
+    """Return the code of `code_of_declaration` in one line."""
+    arguments = ", ".join(_arguments_of(constructor, options, claims))
+    imports = _imports(constructor, options, claims, adapter)
+    return "; ".join([*imports, f"implementation = {adapter}({arguments})"])
+
+
+def _arguments_of(
+    constructor: str, options: Mapping[str, Any], claims: Mapping[str, Any]
+) -> list[str]:
+    """Return the code of the arguments of an adapter."""
+    arguments = [constructor]
+    for name, value in options.items():
+        if (name, value) != ("mask", "keep"):  # the default
+            arguments.append(f"{name}={_literal(value)}")
+    if claims:
+        arguments.append(f"claims=Claims({_arguments(claims)})")
+    return arguments
+
+
+def _imports(
+    constructor: str, options: Mapping[str, Any], claims: Mapping[str, Any], adapter: str
+) -> list[str]:
+    """Return the code of the imports that a declaration needs."""
     imports = [f"from mha.implementations import {adapter}"]
     if constructor.startswith("partial("):
         imports.insert(0, "from functools import partial")
-    lines = [f"    {constructor},"]
-    for name, value in options.items():
-        if (name, value) != ("mask", "keep"):  # the default
-            lines.append(f"    {name}={_literal(value)},")
+    if options.get("neutral"):
+        imports.insert(0, "import torch")
     if claims:
-        lines.append(f"    claims=Claims({_arguments(claims)}),")
         imports.append(f"from mha.spec import {', '.join(['Claims', *_records_in(claims)])}")
-    return "\n".join([*imports, "", f"implementation = {adapter}(", *lines, ")"])
+    return imports
 
 
 def _records_in(claims: Mapping[str, Any]) -> list[str]:
@@ -97,7 +130,7 @@ def _literal(value: Any) -> str:
         return _record(value)
     if isinstance(value, str):
         return f'"{value}"'
-    return "..." if value is ... else repr(value)
+    return NAMED.get(value) or repr(value)
 
 
 def _place_in_set(value: object) -> tuple[int, str]:

@@ -20,13 +20,18 @@ from mha.implementations.adapters.kernel import (
 from mha.implementations.adapters.mask_forms import MaskedNumber, MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
 from mha.implementations.adapters.names import NEUTRAL_MEANING
+from mha.implementations.adapters.neutral import Neutral
 from mha.implementations.adapters.signature import (
     Signature,
     call_parameters,
     forward_of,
     signature_of,
 )
-from mha.implementations.inference.declaration import code_of_declaration, default_of
+from mha.implementations.inference.declaration import (
+    code_of_declaration,
+    default_of,
+    line_of_declaration,
+)
 from mha.implementations.inference.projections import ParameterMap
 from mha.spec import Claims, MaskConvention
 from mha.spec.claims import Alignment
@@ -59,6 +64,8 @@ class Declared:
     causal_by_default: Alignment | None = None
     layout: str = "b l d"
     weights: str | int | None = None
+    neutral: Neutral = field(default_factory=dict)
+    residual: bool = False
     claims: Mapping[str, Any] = field(default_factory=dict)
 
     ADAPTER: ClassVar[str] = "from_module"
@@ -77,6 +84,8 @@ class Declared:
         "causal_by_default",
         "layout",
         "weights",
+        "neutral",
+        "residual",
     )
 
     def options(self) -> dict[str, Any]:
@@ -115,6 +124,10 @@ class Declared:
         """
         options = self.options() | more
         return code_of_declaration(constructor, options, self.claims, self.ADAPTER)
+
+    def line(self, constructor: str) -> str:
+        """Return the code of `code` in one line."""
+        return line_of_declaration(constructor, self.options(), self.claims, self.ADAPTER)
 
     def claimed(self, name: str) -> Any:
         """Return a claim, or its default."""

@@ -57,13 +57,12 @@ def find_masks(candidate: Candidate) -> Candidate:
             tried = _with_masks(other)
             if not tried.assumed:
                 return tried
-    without_effect = masked is not None and masked.ignores_masks
-    if candidate.signature.guesses_mask and (masked is None or without_effect):
-        return candidate.claiming(masks=())
-    if without_effect:
-        return _beside_others(candidate) or masked
-    if masked:
+    if masked and not masked.ignores_masks:
         return masked
+    if candidate.signature.guesses_mask:
+        return candidate.claiming(masks=())
+    if masked:
+        return _beside_others(candidate) or masked
     assert problem
     raise problem
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from torch.overrides import TorchFunctionMode
 from mha.implementations.adapters.construction import MAX_LENGTH, parameters_of
 from mha.implementations.adapters.names import names_used, words_of
 from mha.implementations.discovery.errors import ImplementationError
+from mha.implementations.inference.around import declared_around, norm_functions
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.mask_search import given_a_mask
 from mha.implementations.inference.nearest_projections import (
     Bias,
     formula_of,
@@ -43,6 +46,7 @@ POSITION_WORDS = (
 SINK_WORDS = ("sink", "sinks")
 # In the names of arguments of a constructor.
 WINDOW_WORDS = ("window", "sliding")
+RESIDUAL = "it adds its input to its output (a residual connection)"
 LEAVE_OUT = "leave that out to judge the rest"
 # What functions of torch do in a layer of attention, where its outputs are not those of attention
 # alone.
@@ -58,26 +62,75 @@ def require_plain(candidates: Sequence[Candidate], module: nn.Module) -> None:
     candidates: the ways to understand it, none of which explains its outputs.
     module: that of the trial runs.
     """
-    working = []
-    for each in candidates:
-        if len(outputs_of(each)) == len(each.probes):
-            working.append(replace(each))  # a copy, whose calls are its own
+    working = _working(candidates)
     if not working:
         return
     first = working[0]
     norms = [name for name in _norms(module) if _differs(first, _left_out([name]))]
+    found = _found(working, module, norms)
+    functions = norm_functions(module)
+    if not (found or functions):
+        return
+    declaration = declared_around(working, module, norms, _normalising(first))
+    if declaration and not found:
+        found = [f"it normalises what it computes ({_quoted(functions)})"]
+    if found:
+        advice = _advice(first, norms, declaration, is_residual=RESIDUAL in found)
+        raise ImplementationError(f"{first.label} is out of scope: {'; '.join([*found, advice])}")
+
+
+def _found(candidates: Sequence[Candidate], module: nn.Module, norms: Sequence[str]) -> list[str]:
+    """Return what a module computes beside attention, in words.
+
+    norms: its submodules that normalise and that count.
+    """
+    first = candidates[0]
     found = [
-        _residual(working, norms),
         _normalises(first, norms),
-        _positions(first, module) or _more_projections(working, module, norms),
+        _positions(first, module) or _more_projections(candidates, module, norms),
         _sinks(first, module),
     ]
+    if _is_residual(candidates, norms):
+        found.insert(0, RESIDUAL)
     if not any(found):
-        found = [_biased_by_distance(working) or _does_more(first)]
-    if any(found):
-        raise ImplementationError(
-            f"{first.label} is out of scope: {'; '.join(filter(None, found))}"
+        found = [_biased_by_distance(candidates) or _does_more(first)]
+    return list(filter(None, found))
+
+
+def _working(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return copies, whose calls are their own, of the candidates that can be called.
+
+    If none can, they are called with a mask each time, in the first format that can be.
+    """
+    for tried in chain([candidates], given_a_mask(candidates)):
+        working = []
+        for each in tried:
+            if len(outputs_of(each)) == len(each.probes):
+                working.append(replace(each))
+        if working:
+            return working
+    return []
+
+
+def _advice(
+    candidate: Candidate, norms: Sequence[str], declaration: str, *, is_residual: bool
+) -> str:
+    """Return how to judge attention without what is in the way: declared, or in a derived class."""
+    if declaration:
+        return (
+            "to judge its attention without that, declare it below the class, and judge that:"
+            f" {declaration}"
         )
+    parts = []
+    if is_residual:
+        names = _named_parameters(candidate)
+        parts.append(f"whose forward returns super().forward({', '.join(names)}) - {names[0]}")
+    if norms:
+        settings = " and ".join(f"self.{_code_of(name)} = torch.nn.Identity()" for name in norms)
+        parts.append(f"whose constructor sets {settings}")
+    if not parts:
+        return LEAVE_OUT
+    return f"to judge its attention, derive a class {', and '.join(parts)}"
 
 
 def without_window(candidate: Candidate) -> Candidate:
@@ -105,18 +158,13 @@ def _norms(module: nn.Module) -> list[str]:
     return norms
 
 
-def _residual(candidates: Sequence[Candidate], norms: Sequence[str]) -> str:
-    """Return what to do about a residual connection, if a formula gives the rest of the output."""
+def _is_residual(candidates: Sequence[Candidate], norms: Sequence[str]) -> bool:
+    """Return whether a formula gives the output less the input, of one of several candidates."""
     for candidate in candidates:
         for left_out in {(), tuple(norms)}:
             if _adds_its_input(candidate, left_out):
-                names = _named_parameters(candidate)
-                return (
-                    "it adds its input to its output (a residual connection); to judge its"
-                    " attention, derive a class whose forward returns"
-                    f" super().forward({', '.join(names)}) - {names[0]}"
-                )
-    return ""
+                return True
+    return False
 
 
 def _named_parameters(candidate: Candidate) -> list[str]:
@@ -138,7 +186,7 @@ def _adds_its_input(candidate: Candidate, left_out: Sequence[str]) -> bool:
 
 
 def _normalises(candidate: Candidate, norms: Sequence[str]) -> str:
-    """Return which norms change the output, what they normalise, and what to do about it."""
+    """Return which norms change the output, and what they normalise."""
     if not norms:
         return ""
     query, seen = candidate.probes[0].inputs[0], list[Tensor]()
@@ -147,11 +195,7 @@ def _normalises(candidate: Candidate, norms: Sequence[str]) -> str:
     what = "what it computes"
     if numbers in [sorted(x.flatten().tolist()) for x in seen]:
         what = "its input"
-    settings = " and ".join(f"self.{_code_of(name)} = torch.nn.Identity()" for name in norms)
-    return (
-        f"it normalises {what} ({_quoted(norms)}); to judge its"
-        f" attention, derive a class whose constructor sets {settings}"
-    )
+    return f"it normalises {what} ({_quoted(norms)})"
 
 
 def _code_of(name: str) -> str:
@@ -181,13 +225,13 @@ def _positions(candidate: Candidate, module: nn.Module) -> str:
         used = _with_words(functions, ROTARY_WORDS)
         if not used or not _depends_on_order(candidate):
             return ""
-    return f"it depends on positions ({_quoted(used)}); {LEAVE_OUT}"
+    return f"it depends on positions ({_quoted(used)})"
 
 
 def _sinks(candidate: Candidate, module: nn.Module) -> str:
     """Return what takes weight from the keys, by a name, if the output depends on it."""
     used = _used(candidate, _with_words(dict(module.named_parameters()), SINK_WORDS))
-    return f"it adds scores without a key ({_quoted(used)}); {LEAVE_OUT}" if used else ""
+    return f"it adds scores without a key ({_quoted(used)})" if used else ""
 
 
 def _used(candidate: Candidate, names: Iterable[str]) -> list[str]:
@@ -201,7 +245,7 @@ def _biased_by_distance(candidates: Sequence[Candidate]) -> str:
         outputs = outputs_of(candidate)
         for bias, what in BIASES.items():
             if formula_of(candidate, outputs, bias):
-                return f"{what}; {LEAVE_OUT}"
+                return what
     return ""
 
 
@@ -236,19 +280,26 @@ def _does_more(candidate: Candidate) -> str:
         outputs = outputs_of(candidate)
     turning = sorted(TURNING & functions.names)
     if turning and _depends_on_order(candidate):
-        return f"it depends on positions ({_quoted(turning, 'torch.')}); {LEAVE_OUT}"
+        return f"it depends on positions ({_quoted(turning, 'torch.')})"
     normalising = sorted(NORMALISING & functions.names)
     if normalising:
         with _Functions(left_out=NORMALISING):
             unnormalised = outputs_of(candidate)
         if _differ(outputs, unnormalised):
-            return f"it normalises what it computes (`{normalising[0]}`); {LEAVE_OUT}"
+            return f"it normalises what it computes (`{normalising[0]}`)"
     if CAPPING & functions.names:
         with _Functions(left_out=CAPPING):
             uncapped = outputs_of(candidate)
         if with_formula(candidate, uncapped):
-            return f"it caps its scores (`tanh`); {LEAVE_OUT}"
+            return "it caps its scores (`tanh`)"
     return ""
+
+
+def _normalising(candidate: Candidate) -> list[str]:
+    """Return the functions of torch that normalise and that calls use."""
+    with _Functions() as functions:
+        outputs_of(candidate)
+    return sorted(NORMALISING & functions.names)
 
 
 class _Functions(TorchFunctionMode):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from mha.implementations.adapters.module import TO_LAYOUT
+from mha.implementations.adapters.axes_of_inputs import TO_LAYOUT
 from mha.implementations.adapters.signature import Signature, possible_orders, required_inputs
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.dropout import require_repeatable

@@ -141,7 +141,7 @@ class DropsInEvaluation(Fused):
             OfAFixedProbability,
             "in training its outputs are random, .* let the constructor take that as dropout",
         ),
-        (DropsInEvaluation, "needs a declaration"),
+        (DropsInEvaluation, "two equal calls in evaluation return different outputs"),
     ],
 )
 def test_dropout_that_cannot_be_set_is_refused(cls: type[nn.Module], message: str) -> None:

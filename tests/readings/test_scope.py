@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mha.implementations import ImplementationError, from_module
 from mha.implementations.adapters.construction import MAX_LENGTH
 from mha.implementations.inference.infer import infer
+from mha.spec import Config, Weights
 from support.judging import expect_fail, expect_pass
 from support.plain import Plain
 from support.readings import evidence, refusal_of
@@ -132,6 +134,17 @@ class OfUnitLength(Plain):
         return nn.functional.normalize(q, dim=-1)
 
 
+def rms_norm(x: Tensor) -> Tensor:
+    return x * x.square().mean(-1, keepdim=True).rsqrt()
+
+
+class NormedByFunction(Plain):
+    """It normalises queries and keys by a function of its file."""
+
+    def place(self, q: Tensor) -> Tensor:
+        return rms_norm(q)
+
+
 def distances(scores: Tensor) -> Tensor:
     """Return how far each key is behind each query, (L, S)."""
     queries, keys = (torch.arange(size) for size in scores.shape[-2:])
@@ -203,13 +216,12 @@ OUT_OF_SCOPE: dict[type[nn.Module], str] = {
     Windowed: "it attends to at most 2 positions on a side",
     Sinking: "it adds scores without a key (`sinks`)",
     Normalised: (
-        "Normalised is out of scope: it normalises its input (`norm`); to judge its attention,"
-        " derive a class whose constructor sets self.norm = torch.nn.Identity()"
+        "Normalised is out of scope: it normalises its input (`norm`); to judge its attention"
+        " without that, declare it below the class, and judge that: import torch; from"
     ),
     Residual: (
-        "it adds its input to its output (a residual connection); to judge its attention, derive a"
-        " class whose forward returns super().forward(x, mask) - x; it normalises its input"
-        " (`norm`)"
+        "it adds its input to its output (a residual connection); it normalises its input (`norm`);"
+        " to judge its attention without that, declare it"
     ),
     Rotary: "it depends on positions (`inv_freq`)",
     AbsolutePositions: "it depends on positions (`position.weight`)",
@@ -222,17 +234,34 @@ def test_what_is_not_plain_attention_is_named(cls: type[nn.Module]) -> None:
     assert OUT_OF_SCOPE[cls] in refusal_of(cls)
 
 
-class WithoutNorm(Normalised):
-    """What the message about the norm advises."""
-
-    def __init__(self, d_model: int, n_heads: int) -> None:
-        super().__init__(d_model, n_heads)
-        self.norm = torch.nn.Identity()  # type: ignore[assignment]  # the point
+LAYER = "import torch; from mha.implementations import from_module; from mha.spec import Claims; "
 
 
-def test_advice_about_a_norm_can_be_followed() -> None:
-    assert set(evidence(infer(WithoutNorm)).values()) == {
-        "by name",
-        "tested",
-        "tested without a mask",
-    }
+@pytest.mark.parametrize(
+    ("cls", "neutral"),
+    [
+        (Normalised, 'neutral={"norm": torch.nn.Identity}, claims='),
+        (Residual, 'neutral={"norm": torch.nn.Identity}, residual=True, claims='),
+        (OfUnitLength, 'neutral={"normalize": torch.nn.Identity}, claims='),
+        (NormedByFunction, 'neutral={"rms_norm": torch.nn.Identity}, claims='),
+    ],
+    ids=["norm", "residual", "of torch", "of the file"],
+)
+def test_declaration_that_leaves_parts_out_is_shown_and_conforms(
+    cls: type[nn.Module], neutral: str
+) -> None:
+    _, _, declaration = refusal_of(cls).partition("judge that: ")
+    assert declaration.startswith(LAYER)
+    assert neutral in declaration
+    variables = dict[str, Any](globals())
+    exec(declaration, variables)  # as if it were pasted
+    expect_pass(variables["implementation"], "HED-1", "NUM-5", also=("MSK-1", "STA-7", "GRD-5"))
+
+
+def test_part_that_is_not_there_is_not_left_out() -> None:
+    result = from_module(
+        Plain, parameters={"w_qkv": "qkv", "w_o": "proj"}, neutral={"nrm": nn.Identity}
+    )
+    config = Config(d_model=4, n_heads=2)
+    with pytest.raises(ImplementationError, match="neutral names nrm, which is no submodule"):
+        result.build(config, Weights.random(config, 0), dtype=torch.float32, device="cpu")

@@ -1,0 +1,59 @@
+"""A declaration that leaves out what a module computes beside attention, as it was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import product
+
+from torch import nn
+
+from mha.implementations.adapters.names import names_used, words_of
+from mha.implementations.adapters.neutral import function_named
+from mha.implementations.discovery.errors import ImplementationError
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.nearest_projections import with_formula
+from mha.implementations.inference.projections import Unclear
+from mha.implementations.inference.search import with_claims
+
+# In the names of functions that normalise.
+NORM_WORDS = frozenset({"norm", "rmsnorm", "layernorm", "normalize"})
+
+
+def declared_around(
+    candidates: Sequence[Candidate], module: nn.Module, norms: Sequence[str], called: Sequence[str]
+) -> str:
+    """Return the code of a declaration whose neutral parts leave attention, which a formula gives.
+
+    It is "" if there is none.
+
+    candidates: the ways to understand the module.
+    module: that of the trial runs.
+    norms: its submodules that normalise.
+    called: the functions of torch that it calls and that normalise.
+    """
+    for residual, names in product((False, True), _parts(module, norms, called)):
+        neutral = dict.fromkeys(names, nn.Identity)
+        for each in candidates:
+            tried = with_formula(each.declaring(neutral=neutral, residual=residual))
+            if tried and tried.formula.scale == "1/sqrt(d_k)":
+                with suppress(Unclear, ImplementationError):
+                    return with_claims(tried).declared.line(each.label)
+    return ""
+
+
+def _parts(
+    module: nn.Module, norms: Sequence[str], called: Sequence[str]
+) -> Iterator[tuple[str, ...]]:
+    """Yield the names of what may be left out: nothing, submodules, then functions beside these."""
+    functions = norm_functions(module)
+    yield from dict.fromkeys([(), tuple(norms), (*norms, *functions), (*norms, *called)])
+
+
+def norm_functions(module: nn.Module) -> list[str]:
+    """Return the functions of its file, and its methods, that normalise by their names."""
+    functions = []
+    for name in sorted(names_used(type(module))):
+        if not NORM_WORDS.isdisjoint(words_of(name)) and function_named(module, name):
+            functions.append(name)
+    return functions
