@@ -154,6 +154,8 @@ class CallByName:
         masks = self._masks(keys, rest, sizes, query.dtype)
         versions = versions_of(masks.values())
         arguments.update(masks)  # not |=, which Dynamo of torch 2.6 cannot trace
+        if self.signature.mask in masks:
+            arguments[self.signature.mask] = self.masks.held(masks[self.signature.mask])
         arguments.update(self._flags(options.change(is_causal=is_causal)))
         for name in self.signature.others:
             if name not in masks:
@@ -236,6 +238,7 @@ class CallByName:
             "n_heads": self.n_heads,
             "module": MODULE,
             "start": 0,
+            "batch": sizes[0],
             "rows": sizes[2],
             "columns": 1,
             "tile": 16,

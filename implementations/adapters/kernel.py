@@ -25,7 +25,11 @@ from mha.implementations.adapters.options import (
 )
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.reading import read_parameters, read_signature
-from mha.implementations.adapters.signature import Signature, numbers_of_heads
+from mha.implementations.adapters.signature import (
+    Signature,
+    is_called_without_forward,
+    numbers_of_heads,
+)
 from mha.implementations.discovery.errors import ImplementationError
 from mha.spec import Claims, Config, Options, Output, Weights, validate_call
 
@@ -106,8 +110,8 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
     elif masks != MaskFormat(masks.convention):
         raise ImplementationError(
             f"{label}: call=... is given masks as the contract has them, so mask_shape,"
-            " mask_numbers, mask_required, masked_number, beside and causal_by_default have no"
-            " effect; leave them out"
+            " mask_numbers, mask_required, masked_number, mask_attribute, beside and"
+            " causal_by_default have no effect; leave them out"
         )
     claims = replace(claims, projections=False, weight_gradients=False)
     return KernelImplementation(label, claims, kernel, layout, call, contiguous)
@@ -115,7 +119,11 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
 
 def function_of(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Return what has the parameters of a kernel, which may be a module."""
-    return kernel.forward if isinstance(kernel, nn.Module) else kernel
+    if not isinstance(kernel, nn.Module):
+        return kernel
+    if is_called_without_forward(type(kernel)):
+        return kernel.__call__
+    return kernel.forward
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 import torch
@@ -43,6 +44,7 @@ class MaskFormat:
     causal_by_default: whether a call without a mask is causal, and a mask takes the place of that.
         A call that is not causal then gets a mask that allows everything.
     required: whether a call without a mask raises. It gets one that allows everything.
+    attribute: that of an object which holds the mask, where the function takes such an object.
     beside: other masks of its parameters that are given with the mask, and then allow everything,
         each with its shape: {"q_mask": "b l"} where masks of queries and keys act only together.
     masked_number: what an additive mask has for a key that is masked: "-inf", or "lowest" for the
@@ -61,6 +63,7 @@ class MaskFormat:
     causal_by_default: bool = False
     required: bool = False
     masked_number: MaskedNumber = "-inf"
+    attribute: str | None = None
     beside: Mapping[str, str] = field(default_factory=dict)
 
     def validate(self, label: str) -> None:
@@ -187,6 +190,12 @@ class MaskFormat:
         if claimed:
             mask = self._converted(mask, dtype)
         return self._as_numbers(mask, dtype)
+
+    def held(self, mask: Tensor | None) -> Any:
+        """Return a mask as it is, or in an object with the declared attribute."""
+        if self.attribute is None or mask is None:
+            return mask
+        return SimpleNamespace(**{self.attribute: mask})
 
     def allowing_all(
         self, label: str, shape: str, sizes: Sizes, dtype: torch.dtype, device: torch.device

@@ -38,6 +38,14 @@ KEY_MASK_NAMES = listed(
 )
 # The words of a memory, and of a mask for one beside another that is for self-attention.
 MEMORY_WORDS = {"encoder", "enc", "memory", "mem", "cross", "context", "src", "source", "kv"}
+# Those of what else is about a memory.
+NO_MEMORY_WORDS = frozenset(
+    listed(
+        "cache past len lens length lengths seqlens pos position positions ids bias mask heads size"
+        " dropout weight weights layer state fn key value rotary rope freqs cos sin norm token"
+        " tokens type types index idx dim scale"
+    )
+)
 QUERY_WORDS = {"query", "queries", "q", "decoder", "dec", "tgt", "trg", "target"}
 # Of what hides heads, or queries.
 OTHER_MASKS = listed("head_mask layer_head_mask cross_attn_head_mask q_mask query_mask")
@@ -116,6 +124,7 @@ NEUTRAL_NAMES = {
     "sines": ("sin", "freqs_sin"),
     "rotation": ("position_embeddings", "cos_sin"),
     "cache": ("kv_cache",),
+    "batch": ("batch_size", "bsz"),
     "tile": listed(
         """
         block_size tile_size chunk_size block tile Br Bc BLOCK_M BLOCK_N block_q block_k

@@ -44,6 +44,7 @@ class MaskOptions(TypedDict, total=False):
     mask_numbers: bool
     mask_required: bool
     masked_number: MaskedNumber
+    mask_attribute: str | None
     beside: Mapping[str, str]
     padding: PaddingConvention | None
     causal_by_default: bool
@@ -67,6 +68,7 @@ FIELDS_OF_MASKS = {
     "mask_numbers": "numbers",
     "mask_required": "required",
     "masked_number": "masked_number",
+    "mask_attribute": "attribute",
     "beside": "beside",
     "padding": "padding",
     "causal_by_default": "causal_by_default",
@@ -105,8 +107,8 @@ def require_default_forms(label: str, masks: MaskFormat, inputs: InputFormat) ->
     raise ImplementationError(
         f"{label}: call=... is given masks as the contract has them, and makes the call itself,"
         " so mask_shape, mask_numbers, padding, causal_by_default, mask_required,"
-        " masked_number, beside, memory_optional, query_last and rotation_pairs have no effect;"
-        " leave them out"
+        " masked_number, mask_attribute, beside, memory_optional, query_last and rotation_pairs"
+        " have no effect; leave them out"
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any
 
+from torch import nn
+
 from mha.implementations.adapters.named_options import (
     annotation_of,
     first_known,
@@ -20,6 +22,7 @@ from mha.implementations.adapters.names import (
     MEMORY_NAMES,
     MEMORY_WORDS,
     NEUTRAL_MEANING,
+    NO_MEMORY_WORDS,
     NUMBERS,
     OPTION_NAMES,
     PADDING_NAMES,
@@ -213,7 +216,7 @@ def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
     None without one. Three required inputs are query, key and value, whatever their names.
     """
     inputs = required_inputs(parameters)
-    name = first_known(MEMORY_NAMES, parameters)
+    name = first_known(MEMORY_NAMES, parameters) or _optional_memory(parameters)
     if name is None or not inputs or len(inputs) == 3:
         return None
     first = inputs[0]
@@ -222,6 +225,21 @@ def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
     if query_first and can_be_named:
         return name
     return None
+
+
+def _optional_memory(parameters: Mapping[str, inspect.Parameter]) -> str | None:
+    """Return the one parameter that may be a memory by the words of its name, and is left out.
+
+    >>> _optional_memory(inspect.signature(lambda X, X_KV=None, kv_cache=None: X).parameters)
+    'X_KV'
+    """
+    named = []
+    for name, parameter in parameters.items():
+        words = {*words_of(name)}
+        is_other = is_option(name) or not words.isdisjoint(NO_MEMORY_WORDS)
+        if parameter.default is None and words & MEMORY_WORDS and not is_other:
+            named.append(name)
+    return named[0] if len(named) == 1 else None
 
 
 def takes_two(parameters: Mapping[str, inspect.Parameter]) -> bool:
@@ -296,13 +314,20 @@ def forward_of(cls: type) -> Callable[..., Any]:
     >>> list(call_parameters(forward_of(Attention)))
     ['x']
     """
-    found: Any = cls.forward  # type: ignore[attr-defined]  # its callers ask for modules
+    name = "__call__" if is_called_without_forward(cls) else "forward"
+    found: Any = getattr(cls, name)
     is_bound = getattr(found, "__self__", None) is not None
-    own = inspect.getattr_static(cls, "forward", found)
+    own = inspect.getattr_static(cls, name, found)
     # What has no `__get__` is called without a receiver.
     if is_bound or isinstance(own, staticmethod) or not hasattr(type(own), "__get__"):
         return found  # type: ignore[no-any-return]  # a function
     return MethodType(found, object())
+
+
+def is_called_without_forward(cls: type) -> bool:
+    """Return whether a class of modules defines `__call__` in the place of `forward`."""
+    has_forward = getattr(cls, "forward", None) is not nn.Module.forward
+    return not has_forward and cls.__call__ is not nn.Module.__call__  # type: ignore[operator]  # a module's
 
 
 def _is_rotation(parameter: inspect.Parameter) -> bool:

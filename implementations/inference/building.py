@@ -12,7 +12,13 @@ from torch import nn
 from mha.implementations.adapters.configs import AnyConfig, config_code
 from mha.implementations.adapters.construction import SHORT, SIZES, Room, construct
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
-from mha.implementations.adapters.signature import forward_of, input_names
+from mha.implementations.adapters.names import NEUTRAL_MEANING
+from mha.implementations.adapters.signature import (
+    call_parameters,
+    forward_of,
+    input_names,
+    is_called_without_forward,
+)
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.discovery.raised import Raised
 from mha.implementations.inference.probes import CONFIG
@@ -66,10 +72,34 @@ def _cannot_be_built(
 
 
 def require_forward(label: str, made: object) -> None:
-    """Raise ImplementationError for a class, or a module, that does not say how it is called."""
+    """Raise ImplementationError for a class, or a module, that does not say how it is called.
+
+    Where `__call__` takes all positions of a batch as one axis, and its size beside them, the
+    message has a class that is called in the usual way.
+    """
     forward = getattr(made, "forward", None)
-    if getattr(forward, "__func__", forward) is nn.Module.forward:
+    if getattr(forward, "__func__", forward) is not nn.Module.forward:
+        return
+    cls = made if isinstance(made, type) else type(made)
+    if not is_called_without_forward(cls):
         raise ImplementationError(f"{label} does not define forward")
+    parameters = call_parameters(forward_of(cls))
+    if not any(NEUTRAL_MEANING.get(name) == "batch" for name in parameters):
+        return
+    first, *rest = parameters
+    taken, passed = [first], [f"{first}.flatten(0, 1)"]
+    for name in rest:
+        if NEUTRAL_MEANING.get(name) == "batch":
+            passed.append(f"{name}=len({first})")
+        else:
+            taken.append(f"{name}=None")
+            passed.append(f"{name}={name}")
+    raise ImplementationError(
+        f"{label} takes the positions of all items as one axis; judge a class that is called in the"
+        f' usual way: import torch; Batched = type("Batched", ({label},), {{"__call__":'
+        f' torch.nn.Module.__call__, "forward": lambda self, {", ".join(taken)}:'
+        f" {label}.__call__(self, {', '.join(passed)}).view_as({first})}})"
+    )
 
 
 def _require_named_inputs(label: str, made: object) -> None:

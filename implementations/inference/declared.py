@@ -56,6 +56,7 @@ class Declared:
     mask_numbers: bool = False
     mask_required: bool = False
     masked_number: MaskedNumber = "-inf"
+    mask_attribute: str | None = None
     beside: Mapping[str, str] = field(default_factory=dict)
     memory_optional: bool = False
     query_last: bool | None = None
@@ -76,6 +77,7 @@ class Declared:
         "mask_numbers",
         "mask_required",
         "masked_number",
+        "mask_attribute",
         "beside",
         "memory_optional",
         "query_last",
@@ -144,6 +146,7 @@ class Declared:
             causal_by_default=bool(self.causal_by_default and self.mask),
             required=self.mask_required,
             masked_number=self.masked_number,
+            attribute=self.mask_attribute,
             beside=self.beside,
         )
 
@@ -233,6 +236,7 @@ class DeclaredKernel(Declared):
         "mask_numbers",
         "mask_required",
         "masked_number",
+        "mask_attribute",
         "beside",
         "causal_by_default",
         "layout",

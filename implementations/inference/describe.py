@@ -80,6 +80,7 @@ GIVEN = {
     "start": "0",
     "positions": "None",
     "cache": "None",
+    "batch": "B",
     "rows": "L",
     "columns": "1",
     "tile": "16",
@@ -304,6 +305,8 @@ def _mask_shape(candidate: Candidate) -> str:
 def _besides(declared: Declared) -> str:
     """Return what else is to be said of a mask."""
     said = ""
+    if declared.mask_attribute:
+        said += f", as the attribute {declared.mask_attribute} of an object"
     for name, shape in declared.beside.items():
         said += f", given with {name} of shape {shape!r} that allows everything"
     if declared.mask_required:

@@ -42,7 +42,7 @@ def kernel_maker(constructor: Callable[..., Any]) -> Callable[[], nn.Module] | N
         return None
     with suppress(Exception, SystemExit), as_found():
         module = constructor(**dropout)
-        names = input_names(inspect.signature(module.forward).parameters)
+        names = input_names(inspect.signature(function_of(module)).parameters)
         takes_heads = names or required_names(module) in PACKED_INPUTS
         if takes_heads and not [*module.parameters()]:
             return partial(constructor, **dropout)

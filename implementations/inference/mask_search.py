@@ -9,9 +9,11 @@ from itertools import product
 
 from torch import Tensor
 
+from mha.implementations.adapters.kernel import function_of
 from mha.implementations.adapters.mask_forms import PaddingConvention
 from mha.implementations.adapters.named_options import may_be_mask
 from mha.implementations.adapters.names import LENGTH_NAMES, QUERY_WORDS, words_of
+from mha.implementations.adapters.signature import forward_of
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.causal_flags import not_causal
 from mha.implementations.inference.mask_effects import (
@@ -19,6 +21,7 @@ from mha.implementations.inference.mask_effects import (
     hides_queries,
     takes_pairs,
 )
+from mha.implementations.inference.mask_objects import attribute_read
 from mha.implementations.inference.nearest_masks import Format, nearest_format
 from mha.implementations.inference.nearest_projections import (
     agree,
@@ -44,6 +47,7 @@ def find_masks(candidate: Candidate) -> Candidate:
     Raises Unclear if each mask of a common shape raises, or has an effect that no convention
     explains.
     """
+    candidate = _with_mask_object(candidate)
     masked, problem = None, None
     try:
         masked = _with_masks(candidate)
@@ -65,6 +69,16 @@ def find_masks(candidate: Candidate) -> Candidate:
         return _beside_others(candidate) or masked
     assert problem
     raise problem
+
+
+def _with_mask_object(candidate: Candidate) -> Candidate:
+    """Return the candidate with the attribute that it reads of its mask, if that is an object."""
+    name, declared = candidate.signature.mask, candidate.declared
+    if name is None:
+        return candidate
+    function = declared.constructor if candidate.is_kernel else forward_of(declared.built_class)
+    attribute = attribute_read(function_of(function), name)
+    return candidate.declaring(mask_attribute=attribute) if attribute else candidate
 
 
 def _other_readings(candidate: Candidate, *, takes_no_mask: bool) -> Iterator[Candidate]:
