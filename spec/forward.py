@@ -128,7 +128,12 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
         empty=heads.empty.squeeze(-1),
         max_score=attended.max_score,
         make_row_sums=attended.make_row_sums,
-        make_lse=lambda: _declared_lse(attended.make_lse(), problem, claims),
+        make_lse=lambda: declared_lse(
+            attended.make_lse(),
+            claims.lse or Lse(),
+            problem.query.dtype,
+            problem.empty_rows(claims.alignment),
+        ),
         bare_key=heads.bare_key,
         slope=attended.slope,
     )
@@ -145,9 +150,13 @@ def _under_autocast(rounding: Rounding) -> Rounding:
     )
 
 
-def _declared_lse(natural: Ball, problem: Problem, claims: Claims) -> Ball:
-    """Return the log-sum-exp (B, H, L) in its base and its dtype, with that of empty rows."""
-    declared, dtype = claims.lse or Lse(), problem.query.dtype
+def declared_lse(natural: Ball, declared: Lse, dtype: torch.dtype, empty: Tensor) -> Ball:
+    """Return the log-sum-exp of rows in its base and its dtype, with that of empty rows.
+
+    natural: to the base e, as the core has it.
+    dtype: that of the inputs.
+    empty: the rows without a key, boolean, of the same shape.
+    """
     lse = natural
     if declared.base == "2":
         # A factor that is rounded, and its product
@@ -155,7 +164,6 @@ def _declared_lse(natural: Ball, problem: Problem, claims: Claims) -> Ball:
         rounded = 2 * units_of(dtype).accumulate * mid.abs()
         lse = Ball(mid, natural.rad / declared.log_base + rounded)
     lse = lse.stored(units_of(declared.dtypes_for(dtype)[0]))
-    empty = problem.empty_rows(claims.alignment)
     if declared.empty == "undefined":
         return Ball(lse.mid, lse.rad.masked_fill(empty, float("inf")))
     return Ball(lse.mid.masked_fill(empty, float(declared.empty)), lse.rad.masked_fill(empty, 0.0))
@@ -205,7 +213,10 @@ def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads
     if config.extra_keys:
         heads = _with_extra_keys(problem, heads)
     if problem.options.sinks is not None:
-        heads = replace(_with_sinks(problem, heads), sink_in_lse=(claims.lse or Lse()).sink)
+        given, device = problem.options.sinks, problem.query.device
+        sinks = torch.as_tensor(given, dtype=torch.float64, device=device).detach()
+        heads = with_sinks(heads, sinks.view(-1, 1, 1))
+        heads = replace(heads, sink_in_lse=(claims.lse or Lse()).sink)
     if rounding.heads_stored:
         heads = _quantised(heads, rounding.heads_stored, units)
     return heads
@@ -222,15 +233,15 @@ def _bias_of(problem: Problem, claims: Claims) -> Tensor | None:
     return of_slopes if bias is None else bias + of_slopes
 
 
-def _with_sinks(problem: Problem, heads: Heads) -> Heads:
+def with_sinks(heads: Heads, sinks: Tensor) -> Heads:
     """Append a key with the score of the sink of its head, and a value of zeros.
 
     A sink of -infinity is not allowed to any query.
+
+    sinks: float64, (H, 1, 1), or (H, L, 1) for rows of several heads that share keys.
     """
-    given, device = problem.options.sinks, problem.query.device
-    sinks = torch.as_tensor(given, dtype=torch.float64, device=device).detach()
     allowed = pad(heads.allowed, (0, 1))
-    allowed[..., -1] = sinks.isfinite().view(-1, 1)
+    allowed[..., -1] = sinks.isfinite().squeeze(-1)
     return replace(
         heads,
         key=_with_zeros(heads.key),
@@ -239,7 +250,7 @@ def _with_sinks(problem: Problem, heads: Heads) -> Heads:
         bias=_grown(heads.bias, 1),
         # With a sink, scores that are all moved by the bias of the keys give other weights.
         bare_key=None,
-        sinks=sinks.view(-1, 1, 1),
+        sinks=sinks,
     )
 
 

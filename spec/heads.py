@@ -54,7 +54,8 @@ class Heads:
     bias: b, the float mask in float64, (B, H, L, S), or None.
     bare_key: k', (B, H, S, d_k), where the keys have a bias that an implementation may leave out,
         or None.
-    sinks: z, (H, 1, 1), where the last key is one with this score, and a value of zeros, or None.
+    sinks: z, (H, 1, 1), where the last key is one with this score, and a value of zeros, or None;
+        (H, L, 1) where rows of several heads share a key.
     sink_in_lse: whether the log-sum-exp has it too.
     cap: c, where scores are c tanh(s / c), or None.
     caps_bias: whether b is a part of s then, or added afterwards.
