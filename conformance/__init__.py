@@ -6,16 +6,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mha.conformance.cases.case import Case
+    from mha.conformance.embedded.output import judge_output
+    from mha.conformance.embedded.verdict import OutputVerdict
     from mha.conformance.engine.judge import check
     from mha.conformance.pytest_plugin.parametrize import parametrize_with_clauses
     from mha.conformance.results import Report, Verdict
     from mha.conformance.waivers import Waiver
 
-__all__ = ["Case", "Report", "Verdict", "Waiver", "check", "parametrize_with_clauses"]
+__all__ = [
+    "Case",
+    "OutputVerdict",
+    "Report",
+    "Verdict",
+    "Waiver",
+    "check",
+    "judge_output",
+    "parametrize_with_clauses",
+]
 
 _PLACES = {
     "Case": "cases.case",
     "check": "engine.judge",
+    "judge_output": "embedded.output",
+    "OutputVerdict": "embedded.verdict",
     "parametrize_with_clauses": "pytest_plugin.parametrize",
     "Report": "results",
     "Verdict": "results",
