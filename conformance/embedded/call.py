@@ -147,8 +147,9 @@ class Call:
         offset = 0
         if self.claims.alignment == "bottom_right":
             offset = keys - queries
-        places = rows + offset
-        return torch.arange(keys, device=rows.device) - places.unsqueeze(1)
+        places: Tensor = (rows + offset).unsqueeze(1)
+        distances: Tensor = torch.arange(keys, device=rows.device) - places
+        return distances
 
     def allowed(self, items: slice, heads: slice, group: slice, rows: Tensor) -> Tensor:
         """Return which keys these queries may attend to, boolean (b, h, g, l, S)."""
@@ -199,10 +200,9 @@ class Call:
 
     def mask_at(self, items: slice, heads: slice, group: slice, rows: Tensor) -> Tensor | None:
         """Return the mask of these queries, broadcastable to (b, h, g, l, S), or None."""
-        mask = self.options.mask
-        if mask is None:
+        if self.options.mask is None:
             return None
-        mask = mask.detach()
+        mask: Tensor = self.options.mask.detach()
         while mask.ndim < 4:
             mask = mask.unsqueeze(0)
         batch, of_heads, queries, _ = mask.shape

@@ -72,12 +72,12 @@ class Layout:
 
     def from_contract(self, x: Tensor) -> Tensor:
         """Return a tensor with the axes of the contract in this layout."""
-        kept = [axis for axis in self.named if any(axis in group for group in self.groups)]
+        in_order = [axis for group in self.groups for axis in group if axis != "1"]
+        kept = [axis for axis in self.named if axis in in_order]
         for place, axis in reversed(list(enumerate(self.named))):
             if axis not in kept:
                 x = x.squeeze(place)
-        order = [kept.index(axis) for group in self.groups for axis in group if axis != "1"]
-        ordered = x.permute(order)
+        ordered = x.permute([kept.index(axis) for axis in in_order])
         shape = list[int]()
         place = 0
         for group in self.groups:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from mha.conformance.embedded.layouts import ROWS, Layout
 from mha.conformance.embedded.roundings import small_defect
 from mha.conformance.embedded.verdict import OutputVerdict
 from mha.spec.claims import Claims
-from mha.spec.dtypes import TRAITS
+from mha.spec.dtypes import traits_of
 from mha.spec.scores import Lse, Options
 
 
@@ -141,7 +142,26 @@ def _judged(
     directed: bool | None,
 ) -> OutputVerdict:
     """Compare the results with the oracle, and look for what is wrong with them."""
-    rows = _spread(call.rows, most_rows)
+    tallies = _compared(call, results, valid, _spread(call.rows, most_rows))
+    compared = tuple(tally.done() for tally in tallies)
+    defect = ""
+    if directed is not False and traits_of(call.query.dtype).half and not compared[0].nans:
+        # A GPU may round in more places.
+        gross = directed is None and call.query.device.type != "cpu"
+        defect = small_defect(call, results["context"], valid, gross=gross)
+    verdict = OutputVerdict(results=compared, directed=defect)
+    if verdict.ok:
+        return verdict
+    places = list[tuple[int, ...]]()
+    for tally in tallies:
+        places += tally.wrong_rows
+    return replace(verdict, cause=cause_of(call, results, places))
+
+
+def _compared(
+    call: Call, results: Mapping[str, Tensor], valid: Tensor | None, rows: Tensor
+) -> list[Tally]:
+    """Compare these rows of the results with the oracle."""
     tallies = {name: Tally(name, call.group) for name in results}
     parts = {name: call.of_groups(result) for name, result in results.items()}
     for block in blocks(call, rows):
@@ -149,22 +169,7 @@ def _judged(
         for name, tally in tallies.items():
             own = parts[name][block.items, block.heads, block.group][:, :, :, block.rows]
             tally.add(block, own, getattr(block, name), of_block)
-    compared = tuple(tally.done() for tally in tallies.values())
-    finite = not any(result.nans for result in compared)
-    defect = ""
-    if directed is not False and TRAITS[str(call.query.dtype)[6:]].half and finite:
-        defect = small_defect(call, results["context"], valid, gross=_only_gross(call, directed))
-    verdict = OutputVerdict(results=compared, directed=defect)
-    if verdict.ok:
-        return verdict
-    places = [place for tally in tallies.values() for place in tally.wrong_rows]
-    cause = cause_of(call, results, places)
-    return OutputVerdict(results=compared, directed=defect, cause=cause)
-
-
-def _only_gross(call: Call, directed: bool | None) -> bool:
-    """Return whether only gross defects are looked for: a GPU may round in more places."""
-    return directed is None and call.query.device.type != "cpu"
+    return list(tallies.values())
 
 
 def _spread(rows: Tensor, most: int | None) -> Tensor:

@@ -16,6 +16,7 @@ from mha.conformance.embedded.call import Call
 from mha.spec.claims import Claims
 from mha.spec.config import Config
 from mha.spec.directed import allowance
+from mha.spec.heads import side_by_side
 from mha.spec.problem import Problem
 from mha.spec.rounding_graph import RoundingGraph, rounding_graph
 from mha.spec.scores import Options
@@ -111,11 +112,7 @@ def _part(call: Call) -> tuple[Problem, Claims, tuple[slice, Tensor, Tensor]] | 
     are stored, of casts that truncate, and where nothing is there.
     """
     options, rounding = call.options, call.claims.rounding
-    has_others = options.sinks is not None or options.alibi is not None or options.softcap
-    unmodelled = rounding.reductions or rounding.accumulator == "float16"
-    if has_others or unmodelled or rounding.mode == "toward_zero":
-        return None
-    if not (call.query.numel() and call.key.numel() and call.value.numel()):
+    if not _is_modelled(call):
         return None
     items, of_keys, group, rows = _place(call)
     query = call.of_groups(call.query)[items, of_keys, group][:, :, :, rows].flatten(1, 2)
@@ -126,8 +123,26 @@ def _part(call: Call) -> tuple[Problem, Claims, tuple[slice, Tensor, Tensor]] | 
     if given is not None and given.is_floating_point():
         mask = given.expand(mask.shape).masked_fill(~mask, float("-inf"))
     mask = mask.flatten(1, 2)
-    n_heads, kv_heads = query.shape[1], key.shape[1]
+    problem = _as_problem(query, key, value, Options(mask=mask, scale=options.scale))
+    heads = torch.arange(call.query.shape[1], device=query.device)
+    heads = heads.view(-1, call.group)[of_keys, group].flatten()
+    return problem, replace(call.claims, rounding=replace(rounding, ranks=1)), (items, heads, rows)
+
+
+def _is_modelled(call: Call) -> bool:
+    """Return whether the graph has all that a call may round, and there is something to round."""
+    options, rounding = call.options, call.claims.rounding
+    if options.sinks is not None or options.alibi is not None or options.softcap:
+        return False
+    if rounding.reductions or rounding.accumulator == "float16" or rounding.mode == "toward_zero":
+        return False
+    return all(x.numel() for x in (call.query, call.key, call.value))
+
+
+def _as_problem(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Problem:
+    """Return a call as a problem without projections; the tensors are (B, H, length, d)."""
     d, d_v = query.shape[-1], value.shape[-1]
+    n_heads, kv_heads = query.shape[1], key.shape[1]
     config = Config(
         d_model=n_heads * d,
         n_heads=n_heads,
@@ -138,15 +153,9 @@ def _part(call: Call) -> tuple[Problem, Claims, tuple[slice, Tensor, Tensor]] | 
         projected=False,
         d_value=d_v,
     )
-    problem = Problem(
-        config,
-        Weights.identity(config, query.dtype, query.device),
-        *(x.transpose(1, 2).flatten(2) for x in (query, key, value)),
-        options=Options(mask=mask, scale=options.scale),
-    )
-    heads = torch.arange(call.query.shape[1], device=query.device)
-    heads = heads.view(-1, call.group)[of_keys, group].flatten()
-    return problem, replace(call.claims, rounding=replace(rounding, ranks=1)), (items, heads, rows)
+    weights = Weights.identity(config, query.dtype, query.device)
+    inputs = [side_by_side(x) for x in (query, key, value)]
+    return Problem(config, weights, inputs[0], inputs[1], inputs[2], options)
 
 
 def _place(call: Call) -> tuple[slice, slice, slice, Tensor]:

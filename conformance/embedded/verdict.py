@@ -108,7 +108,7 @@ class OutputVerdict:
     @property
     def text(self) -> str:
         """What is wrong, in words, in one line."""
-        parts = [self.refused, self.cause, self.directed]
+        parts = [self.refused, self.cause or self.directed]
         for result in self.results:
             if result.wrong or self.ok:
                 parts.append(str(result))

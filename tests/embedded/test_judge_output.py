@@ -15,8 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from mha.conformance import judge_output
 from mha.conformance.embedded import call as calls
 from mha.conformance.embedded.call import USUAL, Call, blocks
-from mha.conformance.embedded.causes import Rows, rows_of
 from mha.conformance.embedded.layouts import Layout
+from mha.conformance.embedded.solving import Rows, rows_of
 from mha.spec import Alibi, Claims, Config, Lse, Options, Problem, Weights, oracle
 from mha.spec.bounds import Ball
 
