@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mha.conformance.cases.case import Case
+    from mha.conformance.embedded.cases import KernelCase
+    from mha.conformance.embedded.kernel import judge_kernel
     from mha.conformance.embedded.output import judge_output
+    from mha.conformance.embedded.plan import kernel_cases
     from mha.conformance.embedded.verdict import OutputVerdict
     from mha.conformance.engine.judge import check
     from mha.conformance.pytest_plugin.parametrize import parametrize_with_clauses
@@ -15,19 +18,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Case",
+    "KernelCase",
     "OutputVerdict",
     "Report",
     "Verdict",
     "Waiver",
     "check",
+    "judge_kernel",
     "judge_output",
+    "kernel_cases",
     "parametrize_with_clauses",
 ]
 
 _PLACES = {
     "Case": "cases.case",
     "check": "engine.judge",
+    "judge_kernel": "embedded.kernel",
     "judge_output": "embedded.output",
+    "kernel_cases": "embedded.plan",
+    "KernelCase": "embedded.cases",
     "OutputVerdict": "embedded.verdict",
     "parametrize_with_clauses": "pytest_plugin.parametrize",
     "Report": "results",

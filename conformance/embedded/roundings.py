@@ -49,10 +49,12 @@ def small_defect(call: Call, context: Tensor, valid: Tensor | None, *, gross: bo
     if valid is not None:
         known = known & valid[items][:, rows].unsqueeze(-1)
     error = (got - graph.output).masked_fill(~known, 0.0)
+    # Thresholds have four digits in float32, and take half the time.
+    narrow = graph.narrowed()
     found, farthest = "", 1.0
     for more, less, change in _directions(graph):
         direction = graph.output_of(change).masked_fill(~known, 0.0)
-        allowed = allowance(graph, direction)
+        allowed = allowance(narrow, direction)
         if not allowed.is_informative:
             continue
         projected = float((error * direction).sum())

@@ -1,0 +1,207 @@
+"""Cases for kernels: frozen records that make the same tensors everywhere, without Hypothesis."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mha.conformance.embedded.case_values import VALUES, Source
+from mha.spec.dtypes import torch_dtype
+from mha.spec.scores import Bounds, Options
+
+# Keys that a mask of a kind allows: of all places (L, S), from the place of each query.
+TILE = 64
+# Sinks of a head, from a number in [-3, 3].
+SINKS = {"zero": 0.0, "high": 20.0, "low": -20.0, "none": -math.inf}
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltCase:
+    """The tensors of a case and what the call says beside them.
+
+    query: (B, H, L, d_k).
+    key: (B, H_kv, S, d_k).
+    value: (B, H_kv, S, d_v).
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    options: Options
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value."""
+        return self.query, self.key, self.value
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class KernelCase:
+    """One call of a kernel. Its repr omits fields that have their default, and runs as code.
+
+    clause: what it is a case of.
+    about: what it tries, in words.
+    B, H, H_kv, L, S, d, d_v: the sizes; H_kv and d_v are H and d if they are 0.
+    dtype: by name.
+    values: a name in `mha.conformance.embedded.case_values`.
+    causal, scale, window, softcap: as in `mha.spec.Options`.
+    alignment: of causal mask and window.
+    mask: "none", "padding" (the last keys of each item), "random" (for each item and query), "rows"
+        (as random, and some rows without a key), "first" (all of the first tile of keys), "bias"
+        (added, with -infinity), or "heads" (added, and different for each head).
+    sinks: "" for none, a name in `SINKS`, or "mixed" for all of them.
+    slopes: whether there are slopes of ALiBi.
+    lse: whether the log-sum-exp is asked for.
+    expanded: key and value are one item's, expanded over the batch.
+    seed: of all random numbers.
+
+    >>> case = KernelCase(clause="NUM-1", L=3, S=5, seed=1)
+    >>> case
+    KernelCase(clause='NUM-1', L=3, S=5, seed=1)
+    >>> case.build("cpu").key.shape
+    torch.Size([2, 2, 5, 32])
+    """
+
+    clause: str
+    about: str = field(default="", compare=False)
+    B: int = 2
+    H: int = 2
+    H_kv: int = 0
+    L: int = 33
+    S: int = 65
+    d: int = 32
+    d_v: int = 0
+    dtype: str = "bfloat16"
+    values: str = "targets"
+    causal: bool = False
+    alignment: str = "top_left"
+    mask: str = "none"
+    window: Bounds | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: str = ""
+    slopes: bool = False
+    lse: bool = False
+    expanded: bool = False
+    seed: int = 0
+
+    def __repr__(self) -> str:
+        shown = list[str]()
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value != each.default and each.name != "about":
+                shown.append(f"{each.name}={value!r}")
+        return f"KernelCase({', '.join(shown)})"
+
+    @property
+    def kv_heads(self) -> int:
+        """How many key heads there are."""
+        return self.H_kv or self.H
+
+    def build(self, device: torch.device | str = "cpu", usual_scale: float = 0.0) -> BuiltCase:
+        """Make the tensors of the call, the same on every device.
+
+        usual_scale: what the kernel multiplies scores by where the call does not say so; 0 for
+            1/sqrt(d_k).
+        """
+        generator = torch.Generator().manual_seed(self.seed)
+        batch = 1 if self.expanded else self.B
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+
+        scale = self.scale
+        if scale is None:
+            scale = usual_scale or self.d**-0.5
+        source = Source(
+            normal(self.B, self.H, self.L, self.d),
+            normal(batch, self.kv_heads, self.S, self.d).expand(self.B, -1, -1, -1),
+            normal(batch, self.kv_heads, self.S, self.d_v or self.d).expand(self.B, -1, -1, -1),
+            self._targets(),
+            scale,
+            generator,
+        )
+        dtype = torch_dtype(self.dtype)
+        query, key, value = VALUES[self.values](source)
+        tensors = [query.to(device, dtype)]
+        for x in (key, value):
+            of_items = x[:batch].to(device, dtype).contiguous()
+            tensors.append(of_items.expand(self.B, -1, -1, -1) if self.expanded else of_items)
+        return BuiltCase(tensors[0], tensors[1], tensors[2], self._options(device, generator))
+
+    def _places(self) -> Tensor:
+        """Return the place of each query among the keys, (L,)."""
+        offset = self.S - self.L if self.alignment == "bottom_right" else 0
+        return torch.arange(self.L, device="cpu") + offset
+
+    def _targets(self) -> Tensor:
+        """Return two keys of each query, (L, 2): one inside its window, and one at an edge.
+
+        Targets inside go round all keys, the last ones first. The edges are, in turn, the keys
+        just outside and just inside the window on either side, and the first key.
+        """
+        places, numbers = self._places(), torch.arange(self.L, device="cpu")
+        left, right = self.window or (None, None)
+        if self.causal:
+            right = 0 if right is None else min(right, 0)
+        first = torch.zeros_like(places) if left is None else places - left
+        last = torch.full_like(places, self.S - 1) if right is None else places + right
+        first, last = first.clamp(0, self.S - 1), last.clamp(0, self.S - 1)
+        inside = last - numbers * 7 % (last - first + 1).clamp(min=1)
+        edges = torch.stack([last + 1, first - 1, last, first, torch.zeros_like(first)])
+        edge = edges.gather(0, (numbers % len(edges)).unsqueeze(0)).squeeze(0)
+        edge = torch.where((edge < 0) | (edge >= self.S), inside, edge)
+        return torch.stack([inside, edge], 1)
+
+    def _options(self, device: torch.device | str, generator: torch.Generator) -> Options:
+        """Return what the call says beside its tensors."""
+        mask = self._mask(generator)
+        if mask is not None:
+            mask = mask.to(device)
+        draws = torch.randint(-12, 13, (self.H,), generator=generator) / 4
+        given = dict[str, Any]()
+        if self.sinks == "mixed":
+            names = list(SINKS)
+            kinds = [SINKS[names[head % len(names)]] for head in range(self.H)]
+            given["sinks"] = tuple(a + float(b) for a, b in zip(kinds, draws, strict=True))
+        elif self.sinks:
+            given["sinks"] = tuple(SINKS[self.sinks] + float(each) for each in draws)
+        if self.slopes:
+            given["alibi"] = tuple(2.0 ** -(head + 1) for head in range(self.H))
+        if self.lse:
+            given["return_lse"] = True
+        return Options(
+            mask=mask,
+            is_causal=self.causal,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            **given,
+        )
+
+    def _mask(self, generator: torch.Generator) -> Tensor | None:
+        """Return the mask of the call, (B, 1 or H, L, S)."""
+        if self.mask == "none":
+            return None
+        heads = self.H if self.mask == "heads" else 1
+        shape = (self.B, heads, self.L, self.S)
+        draws = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu")
+        keys = torch.arange(self.S, device="cpu")
+        if self.mask == "padding":
+            lengths = self.S - 1 - torch.arange(self.B, device="cpu") * 5 % max(1, self.S - 1)
+            return (keys < lengths.view(-1, 1, 1, 1)).expand(shape).clone()
+        if self.mask == "first":
+            return (keys >= TILE).expand(shape).clone()
+        allowed = draws < 0.7
+        # Every row keeps the first key, which a causal mask keeps too.
+        allowed[..., 0] = True
+        if self.mask == "rows":
+            allowed[:, :, 1::3] = False
+        if self.mask in ("random", "rows"):
+            return allowed
+        added = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+        return added.masked_fill(~allowed, -math.inf).to(torch_dtype(self.dtype))

@@ -1,0 +1,112 @@
+"""`judge_kernel`: a kernel on cases of its claims, in seconds, with the probes that it needs."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from platform import python_version
+from typing import Any
+
+import torch
+
+from mha.conformance.embedded.calling import Call, Kernel, NotExpressed
+from mha.conformance.embedded.cases import KernelCase
+from mha.conformance.embedded.plan import kernel_cases
+from mha.conformance.embedded.repeats import probe_calls
+from mha.conformance.embedded.trial import Trial
+from mha.conformance.results import Report, now, this_host
+from mha.spec.claims import Claims
+
+
+def judge_kernel(  # noqa: PLR0913  the options, each by name
+    kernel: Callable[..., Any],
+    claims: Claims,
+    *,
+    seed: int = 0,
+    seconds: float = 5.0,
+    device: str = "cpu",
+    layout: str = "b h l d",
+    call: Call | None = None,
+    name: str | None = None,
+    cases: Sequence[KernelCase] | None = None,
+) -> Report:
+    """Judge a kernel on cases of its claims, the most telling first, with torch alone.
+
+    It writes no files and prints nothing. The kernel runs in this process, so that one that
+    crashes or never ends takes the process with it; give each candidate a process of its own.
+
+    kernel: called with query, key and value in `layout`, and with the options of a case by the
+        names that its parameters have, as `scale` or `softmax_scale`; a boolean mask is True where
+        a query may attend. It returns the context, or that and the log-sum-exp.
+    claims: what it supports; it is judged on nothing else. `causal` says the alignment, `scores`
+        the options, `lse` that it returns one, `dtypes`, `sizes` and `rounding` what they say.
+    seed: of all numbers: the same seed makes the same cases everywhere.
+    seconds: no case is started later. The report is then incomplete if a clause was not reached.
+    layout: of the tensors, as for `from_kernel`.
+    call: a function (kernel, query, key, value, options) that calls it, where its parameters have
+        other names.
+    name: in the report; by default that of the function.
+    cases: other cases than `kernel_cases` makes, in this order.
+
+    Returns a report with a verdict for each clause and dtype; `to_json` gives it by the published
+    schema.
+
+    Raises ValueError for a kernel with parameters that no case gives, or that cannot be read.
+
+    >>> def attend(q, k, v, is_causal=False):
+    ...     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+    >>> claims = Claims(projections=False, masks=(), returns_weights=False, dtypes={"float32"})
+    >>> judge_kernel(attend, claims, seconds=30).conforms
+    True
+    """
+    start = time.monotonic()
+    if cases is None:
+        cases = kernel_cases(claims, seed=seed)
+    place = torch.device(device)
+    trial = Trial(Kernel.read(kernel, claims, layout, call), claims, place)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number, case in enumerate(cases):
+            if time.monotonic() - start > seconds:
+                break
+            _try(trial, case, first=number == 0)
+        trial.look_again()
+    label = name or str(getattr(kernel, "__name__", "kernel"))
+    claimed = {(case.clause, case.dtype) for case in cases}
+    return Report(
+        verdicts=tuple(trial.findings.verdicts(label, place.type)),
+        profile="embedded",
+        seed=seed,
+        versions=_versions(),
+        targets={label: label},
+        incomplete=not claimed <= trial.findings.found.keys(),
+        started=now(),
+        host=this_host(),
+    )
+
+
+def _try(trial: Trial, case: KernelCase, *, first: bool) -> None:
+    """Try a case, and on the first one also what takes several calls."""
+    if trial.findings.has_failed(case.clause, case):
+        return
+    start = time.monotonic()
+    try:
+        trial.judge(case)
+        if first:
+            probe_calls(trial, case)
+    except NotExpressed as reason:
+        trial.findings.of(case.clause, case).not_expressed = str(reason)
+        return
+    trial.findings.of(case.clause, case).seconds += time.monotonic() - start
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of what a verdict may depend on, as far as they are known."""
+    found = {"torch": str(torch.__version__), "python": python_version()}
+    try:
+        found["mha-conformance"] = version("mha-conformance")
+    except PackageNotFoundError:  # it was copied, not installed
+        found["mha-conformance"] = "unknown"
+    return found

@@ -1,0 +1,92 @@
+"""What one call does not show: caches, memory that was not written, bits that differ."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from mha.conformance.embedded.cases import KernelCase
+from mha.conformance.embedded.probes import filled_memory, same_bits
+from mha.conformance.embedded.trial import Trial
+
+# So many calls get new numbers in the same memory: a cache that waits for a dozen calls is caught.
+CALLS_IN_SAME_MEMORY = 14
+# Each of them has numbers of its own.
+NEXT_SEED = 7919
+
+
+def probe_calls(trial: Trial, case: KernelCase) -> None:
+    """Call a kernel often, on one small case and others of its shape."""
+    small = replace(case, L=min(case.L, 9), S=min(case.S, 65))
+    _repeat(trial, small)
+    _with_filled_memory(trial, small)
+    _in_same_memory(trial, small)
+
+
+def _repeat(trial: Trial, case: KernelCase) -> None:
+    """Call twice on the same numbers: the bits should be equal."""
+    built = trial.build(case)
+    first = trial.call(case, built, trial.laid_out(case, built))
+    second = trial.call(case, built, trial.laid_out(case, built))
+    if first is None or second is None:
+        return
+    trial.findings.of("STA-3", case).examples += 1
+    if not all(map(same_bits, first, second)):
+        # Sums in another order are right too, so that it decides only where it is claimed.
+        claimed = bool(getattr(trial.claims, "repeats", None))
+        message = "two calls with the same inputs give different bits"
+        trial.findings.fail("STA-3", case, message, decisive=claimed)
+
+
+def _with_filled_memory(trial: Trial, case: KernelCase) -> None:
+    """Call where all new memory holds NaN, so that what the call does not write shows."""
+    built = trial.build(case)
+    with filled_memory():
+        results = trial.call(case, built, trial.laid_out(case, built))
+    if results is None:
+        return
+    if any(bool(result.isnan().any()) for result in results):
+        message = "the result has NaN where the call has not written its memory"
+        trial.findings.fail(case.clause, case, message)
+
+
+def _in_same_memory(trial: Trial, case: KernelCase) -> None:
+    """Call on the same tensors with new numbers each time, a dozen times and more.
+
+    Every second time they are written so that torch does not count it as a change, and every third
+    time the call is causal, if it may be.
+    """
+    given: list[Tensor] = []
+    takes_both = trial.claims.causal is not None and not trial.claims.always_causal
+    for number in range(CALLS_IN_SAME_MEMORY):
+        other = replace(case, seed=case.seed + NEXT_SEED * (number + 1))
+        if takes_both and number % 3 == 2:
+            other = replace(other, causal=True)
+        built = trial.build(other)
+        laid_out = trial.laid_out(other, built)
+        if not given:
+            given = laid_out
+        for tensor, numbers in zip(given, laid_out, strict=True):
+            # `data` has a count of changes of its own.
+            target = tensor if number % 2 else tensor.data
+            target.copy_(numbers)
+        results = trial.call(other, built, given)
+        if results is None:
+            return
+        trial.findings.of("STA-3", case).examples += 1
+        verdict = trial.verdict(other, built, results)
+        if not verdict.ok:
+            _note_stale(trial, other, number, verdict.text)
+            return
+
+
+def _note_stale(trial: Trial, case: KernelCase, number: int, text: str) -> None:
+    """Note a wrong result in memory that was used before, unless it is wrong in any memory."""
+    built = trial.build(case)
+    fresh = trial.call(case, built, trial.laid_out(case, built))
+    if fresh is None or not trial.verdict(case, built, fresh).ok:
+        trial.findings.fail(case.clause, case, text)
+        return
+    message = f"call {number + 1} on the same tensors with new numbers: {text}"
+    trial.findings.fail("STA-3", case, message, "the result is one of earlier numbers")

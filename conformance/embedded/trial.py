@@ -1,0 +1,178 @@
+"""One call of a kernel on a case, and all that is looked at around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mha.conformance.embedded.calling import Kernel, NotExpressed
+from mha.conformance.embedded.cases import BuiltCase, KernelCase
+from mha.conformance.embedded.findings import Findings
+from mha.conformance.embedded.output import judge_output
+from mha.conformance.embedded.probes import (
+    Functions,
+    Watch,
+    Watched,
+    of_result,
+    poison,
+    same_bits,
+    synchronise,
+)
+from mha.conformance.embedded.verdict import OutputVerdict
+from mha.spec.claims import Claims
+from mha.spec.scores import Options
+
+# As torch and the judge are before any kernel runs, as long as it is imported after the judge.
+UNTOUCHED = Functions.now()
+# How many results are looked at again at the end.
+MOST_HELD = 3
+
+
+@dataclass
+class Trial:
+    """The calls of one kernel.
+
+    The oracle's results are made after a call, and not kept: a kernel that looks for them in
+    memory or on the stack finds none.
+
+    held: results that a later call must leave alone, with copies.
+    """
+
+    kernel: Kernel
+    claims: Claims
+    device: torch.device
+    findings: Findings = field(default_factory=Findings)
+    held: list[tuple[KernelCase, Tensor, Tensor]] = field(default_factory=list)
+
+    def build(self, case: KernelCase) -> BuiltCase:
+        """Return the tensors of a case."""
+        return case.build(self.device, self.claims.scale_for(case.d))
+
+    def laid_out(self, case: KernelCase, built: BuiltCase) -> list[Tensor]:
+        """Return inputs in the kernel's layout that the judge does not read again."""
+        laid_out = [self.kernel.layout.from_contract(x) for x in built.inputs]
+        if case.expanded:
+            return laid_out
+        return [x.clone(memory_format=torch.contiguous_format) for x in laid_out]
+
+    def judge(self, case: KernelCase) -> None:
+        """Try a case, and judge what the call returns.
+
+        Raises NotExpressed for a case that the kernel has no parameters for.
+        """
+        built = self.build(case)
+        results = self.call(case, built, self.laid_out(case, built))
+        if results is not None:
+            self.compare(case, built, results)
+
+    def call(
+        self, case: KernelCase, built: BuiltCase, inputs: Sequence[Tensor]
+    ) -> list[Tensor] | None:
+        """Call the kernel on tensors in its layout, and return copies of its results.
+
+        Returns None where it returns none that can be judged.
+        """
+        options = built.options
+        if options.mask is not None:
+            options = options.change(mask=options.mask.clone())
+        watch = Watch(UNTOUCHED, list(_watched(inputs, options)))
+        context = (case.B, case.H, case.L, case.d_v or case.d)
+        poison([(context, built.query.dtype), (context, torch.float32)], self.device)
+        try:
+            returned = self._returned(inputs, built, options)
+            synchronise(self.device)
+        except NotExpressed:
+            raise
+        except Exception as error:  # whatever the kernel raises
+            message = f"the call raised {type(error).__name__}: {error}"
+            self.findings.fail(case.clause, case, message)
+            return None
+        for clause, message in watch.problems():
+            self.findings.fail(clause, case, message)
+        return self._copied(case, self._results(returned), inputs)
+
+    def _returned(self, inputs: Sequence[Tensor], built: BuiltCase, options: Options) -> object:
+        """Return what the kernel returns."""
+        kernel = self.kernel
+        if kernel.call is not None:
+            return kernel.call(kernel.function, *inputs, options)
+        arguments = kernel.arguments(built.query, built.key, options)
+        return kernel.function(*inputs, **arguments)
+
+    def _results(self, returned: object) -> list[Any]:
+        """Return the context and, where it is claimed, the log-sum-exp that a kernel returned."""
+        parts = [returned]
+        if isinstance(returned, (tuple, list)):
+            parts = list(returned)
+        elif isinstance(returned, Mapping):
+            parts = list(returned.values())
+        if len(parts) > 1:
+            parts = [part for part in parts if isinstance(part, Tensor)]
+        return parts[: 2 if self.claims.lse is not None else 1]
+
+    def _copied(
+        self, case: KernelCase, results: Sequence[Any], inputs: Sequence[Tensor]
+    ) -> list[Tensor] | None:
+        """Return copies of results, or None where they are no plain tensors."""
+        if not results:
+            self.findings.fail("SHP-1", case, "the call returned no tensor")
+            return None
+        for name, result in zip(("context", "log-sum-exp"), results, strict=False):
+            for clause, message in of_result(name, result, inputs):
+                self.findings.fail(clause, case, message)
+        if not all(type(result) is Tensor for result in results):
+            return None
+        copies = [result.detach().clone() for result in results]
+        if len(self.held) < MOST_HELD:
+            self.held.append((case, results[0], copies[0]))
+        synchronise(self.device)
+        if not all(map(same_bits, results, copies)):
+            self.findings.fail("STA-2", case, "a result changed after the call had returned it")
+        return copies
+
+    def verdict(
+        self, case: KernelCase, built: BuiltCase, results: Sequence[Tensor]
+    ) -> OutputVerdict:
+        """Return the verdict on results in the kernel's layout."""
+        return judge_output(
+            built.inputs,
+            tuple(results),
+            built.options,
+            claims=self.claims,
+            layout=f"b h l d -> {self.kernel.context.pattern}",
+            heads=case.H,
+        )
+
+    def compare(self, case: KernelCase, built: BuiltCase, results: Sequence[Tensor]) -> None:
+        """Compare results with the oracle; a log-sum-exp has a clause of its own."""
+        verdict = self.verdict(case, built, results)
+        wrong = {compared.name for compared in verdict.results if compared.wrong}
+        for compared in verdict.results:
+            clause = "LSE-1" if compared.name == "lse" else case.clause
+            known = self.findings.of(clause, case)
+            known.examples += 1
+            known.margin = max(known.margin, compared.margin)
+        if verdict.ok:
+            return
+        only_lse = wrong == {"lse"} and not verdict.directed
+        clause = "LSE-1" if only_lse else case.clause
+        self.findings.fail(clause, case, verdict.text, verdict.cause or verdict.directed)
+
+    def look_again(self) -> None:
+        """Look at the first results again: later calls and threads must have left them alone."""
+        for case, result, copy in self.held:
+            self.findings.of("STA-2", case).examples += 1
+            if not same_bits(result, copy):
+                self.findings.fail("STA-2", case, "a later call changed an earlier result")
+
+
+def _watched(inputs: Sequence[Tensor], options: Options) -> Iterator[Watched]:
+    """Yield the tensors of a call, to be looked at after it."""
+    for name, tensor in zip(("query", "key", "value"), inputs, strict=True):
+        yield Watched.of(name, tensor)
+    if options.mask is not None:
+        yield Watched.of("the mask", options.mask)
