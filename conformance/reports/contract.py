@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from importlib.resources import files
 
 from mha.conformance.properties.source_index import Listed, listing
 from mha.conformance.reports.layout import INDENT, wrapped
+from mha.conformance.reports.prose import prose_to_markdown
 from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Clause
 
 REGENERATE = "mha spec --markdown > spec/CONTRACT.md"
 NO_DIFFERENCE = "No differences are known."
 PROPERTIES = "conformance/properties"
 WIDTH = 80
-
-_CODE = re.compile(r"(`[^`]*`)")
-_REFERENCE = re.compile(r"\b[A-Z]{3}-\d+\b")
-_ISSUE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)?#(?P<number>\d+)")
 
 
 def page(clause_id: str, width: int = WIDTH) -> str:
@@ -138,22 +134,5 @@ def _listing(clause: Clause) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Return a text as Markdown: ids and issues become links, code is left as it is."""
-    parts = _CODE.split(text)  # code is at the odd places
-    repository = ""
-
-    def clause(match: re.Match[str]) -> str:
-        if match[0] not in CLAUSES:
-            return match[0]
-        return f"[{match[0]}](#{match[0].lower()})"
-
-    def issue(match: re.Match[str]) -> str:
-        # In "owner/name#1, #2" the second number belongs to the same repository.
-        nonlocal repository
-        repository = match["repository"] or repository
-        return f"[{match[0]}](https://github.com/{repository}/issues/{match['number']})"
-
-    for place in range(0, len(parts), 2):
-        escaped = re.sub(r"([*<\\])", r"\\\1", parts[place])
-        parts[place] = _ISSUE.sub(issue, _REFERENCE.sub(clause, escaped))
-    return "".join(parts)
+    """Return a text as Markdown, where ids of clauses link to their sections."""
+    return prose_to_markdown(text, lambda clause: f"#{clause.lower()}")
