@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from statistics import median
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from jinja2 import Environment, Template
 
 from mha.conformance.harness.known_bad.sources import seen_in
-from mha.conformance.reports.entries import by_section, entries
-from mha.conformance.reports.sentence import sentence_of
+from mha.conformance.reports.html_verdicts import (
+    CLASSES,
+    ByName,
+    causes,
+    code,
+    family_matrix,
+    headline,
+)
+from mha.conformance.reports.links import clause_base
 from mha.conformance.reports.summary import (
     SIGNS,
-    cause_of,
     cell_of,
     clauses_in,
     conforms,
@@ -29,32 +33,18 @@ from mha.conformance.reports.summary import (
 )
 from mha.conformance.reports.text import (
     LONGEST_SCRIPT,
-    describe_changes,
     seeds_of,
     visible,
-    visible_line,
     visible_name,
     where,
 )
 from mha.conformance.results import Report, Verdict, status_of
 from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Clause
 
-# The CSS class of each sign.
-CLASSES = {
-    "!": "error",
-    "✗": "fail",
-    "b": "blocked",
-    "w": "waived",
-    "s": "unmet",
-    "✓": "pass",
-    "-": "unclaimed",
-}
 # What the page says about a clause.
 CLAUSE_FIELDS = ("id", "level", "kind", "title", "statement", "why", "fix", "differs", "source")
 # The plot of error/bound: where its logarithmic scale begins, and its width.
 LEAST_MARGIN, WIDTH = 1e-3, 300
-# The verdicts on each implementation, under the name that the page shows.
-ByName = Mapping[str, Sequence[Verdict]]
 
 
 class Section(NamedTuple):
@@ -68,8 +58,16 @@ class Section(NamedTuple):
     html: str
 
 
-def to_html(report: Report, sections: Sequence[Section] = ()) -> str:
-    """Return the page, with further sections after the summary."""
+def to_html(
+    report: Report, sections: Sequence[Section] = (), clause_pages: str | None = None
+) -> str:
+    """Return the page.
+
+    sections: further ones, after the summary.
+    clause_pages: the address below which each clause has a page; that of the site by default.
+    """
+    if clause_pages is None:
+        clause_pages = clause_base()
     by_name = _by_name(report)
     families = list(_families(by_name))
     signs: set[str] = set()
@@ -78,11 +76,17 @@ def to_html(report: Report, sections: Sequence[Section] = ()) -> str:
         for row in family["rows"]:
             signs.update(row["signs"])
             passing += row["passes"]
-    data = {"clauses": _clauses(report), "names": list(by_name), "verdicts": _evidence(by_name)}
+    data = {
+        "clauses": _clauses(report),
+        "names": list(by_name),
+        "verdicts": _evidence(by_name),
+        "pages": clause_pages,
+    }
     one_line = json.dumps(json.loads(report.to_json()))  # since the page is long
     return page("page.html.j2").render(
         title="Multi-head attention conformance report",
-        outcome=_outcome(report, by_name),
+        headline=headline(report, by_name),
+        matrix=family_matrix(by_name),
         facts=_facts(report),
         kinds=KINDS,
         summary=[_summary(name, own) for name, own in by_name.items()],
@@ -91,7 +95,7 @@ def to_html(report: Report, sections: Sequence[Section] = ()) -> str:
         passing=passing,
         classes=CLASSES,
         legend=legend(signs),
-        failures=_failures(report, by_name),
+        causes=causes(report, by_name),
         margins=list(_margins(by_name)),
         unclaimed=_unclaimed(by_name),
         css=resource("page.css"),
@@ -103,7 +107,9 @@ def to_html(report: Report, sections: Sequence[Section] = ()) -> str:
 
 def page(name: str) -> Template:
     """Return a template beside this module, which escapes all text."""
-    return Environment(autoescape=True, trim_blocks=True).from_string(resource(name))
+    environment = Environment(autoescape=True, trim_blocks=True)
+    environment.filters["code"] = code
+    return environment.from_string(resource(name))
 
 
 def resource(name: str) -> str:
@@ -126,23 +132,6 @@ def _by_name(report: Report) -> dict[str, list[Verdict]]:
             label = f"{visible_name(name)} ({number})"
         named[label] = own
     return named
-
-
-def _outcome(report: Report, by_name: ByName) -> str:
-    """Return in a few sentences how many implementations conform, and what the run lacks."""
-    conforming = list(filter(conforms, by_name.values()))
-    number = f"{len(conforming)} of {len(by_name)} implementations conform"
-    partly = sum(tally(own).few_judged for own in conforming)
-    if partly:
-        number += f", {partly} of them where judged"
-    sentences = [f"{number}."]
-    if report.incomplete:
-        sentences = [f"INCOMPLETE: the run was stopped. So far, {number}."]
-    for name, why in report.broken.items():
-        sentences.append(f"{visible_name(name)} could not be loaded: {visible_line(why)}.")
-    if report.torch_changes:
-        sentences.append(f"{describe_changes(report.torch_changes)}.")
-    return " ".join(sentences)
 
 
 def _facts(report: Report) -> list[str]:
@@ -249,52 +238,6 @@ def _rejected(verdict: Verdict) -> str:
     for name, each in verdict.rejections.items():
         counts.append(f"{visible_name(name)} {each.rejected} of {each.tried}")
     return ", ".join(counts)
-
-
-def _failures(report: Report, by_name: ByName) -> list[dict[str, Any]]:
-    """Return what does not pass, by implementation and by section, once for all that has one cause.
-
-    Those that do not conform come first; a single one is open.
-    """
-    listed = []
-    failing = [label for label, own in by_name.items() if not conforms(own)]
-    for label, own in sorted(by_name.items(), key=lambda each: conforms(each[1])):
-        name = own[0].implementation
-        target = report.targets.get(name, name)
-        sections = {}
-        for title, found in by_section(entries(own)).items():
-            sections[title] = [_finding(label, entry.verdicts, target) for entry in found]
-        if sections:
-            opened = [label] == failing or len(by_name) == 1
-            said = visible(sentence_of(report, name))
-            listed.append({"name": label, "open": opened, "summary": said, "sections": sections})
-    return listed
-
-
-def _finding(label: str, same: Sequence[Verdict], target: str) -> dict[str, str]:
-    """Return what the page shows of findings of one cause, all of one implementation."""
-    first, cause = same[0], visible_line(cause_of(same))
-    return {
-        "heading": cause or f"{first.clause} {CLAUSES[first.clause].title}",
-        "link": f"#{quote(f'{label}/{first.clause}')}",
-        "sign": SIGNS[status_of(first)][0],
-        "status": status_of(first),
-        "where": ", ".join(dict.fromkeys(map(where, same))),
-        "message": visible(first.message),
-        "fix": visible(first.fix),
-        "replay": _replay_command(first, target),
-    }
-
-
-def _replay_command(verdict: Verdict, target: str) -> str:
-    """Return the command that runs the case of a verdict again; empty without one."""
-    case = visible_line(verdict.case or "")
-    if not case:
-        return ""
-    # In double quotes, as on all systems, unless a shell would read something in them.
-    quoted = f'"{case}"' if not set(case) & set('"$`\\!') else shlex.quote(case)
-    implementation = shlex.quote(visible_name(target))
-    return f"mha replay {quoted} --clause {verdict.clause} --impl {implementation}"
 
 
 def _margins(by_name: ByName) -> Iterator[dict[str, str]]:

@@ -14,12 +14,36 @@ function element(name, text, parent) {
   return created;
 }
 
+// Prose whose code, clauses and issues are marked.
+const MARKUP = /`([^`]+)`|\b([A-Z]{3}-\d+)\b|(?:([\w.-]+\/[\w.-]+)|(?<!\w))#(\d+)\b/g;
+function prose(name, text, parent) {
+  const created = element(name, undefined, parent);
+  let end = 0, repository = "";
+  for (const found of text.matchAll(MARKUP)) {
+    const [whole, code, clause, owner, number] = found;
+    repository = owner ?? repository;
+    const address = clause ? addressOf(clause) : repository && number && `https://github.com/${repository}/issues/${number}`;
+    if (!code && !address) continue;
+    created.append(text.slice(end, found.index));
+    const part = element(code ? "code" : "a", code ?? whole, created);
+    if (address) part.href = address;
+    end = found.index + whole.length;
+  }
+  created.append(text.slice(end));
+  return created;
+}
+
+// The page of a clause; without a site there is none.
+function addressOf(clause) {
+  return data.pages && data.pages + clause.toLowerCase() + "/";
+}
+
 function list(pairs, parent) {
   const rows = element("dl", undefined, parent);
   for (const [name, text] of pairs) {
     if (text === undefined || text === "") continue;
     element("dt", name, rows);
-    element("dd", text, rows);
+    prose("dd", String(text), rows);
   }
 }
 
@@ -42,21 +66,15 @@ function show(button) {
   const evidence = document.getElementById("evidence");
   evidence.replaceChildren();
   document.getElementById("cell-title").textContent = `${name}: ${clause.id} (${clause.level}, ${clause.kind}) ${clause.title}`;
-  element("p", clause.statement, evidence);
-  list([
-    ["why it matters", clause.why],
-    ["usual fix", clause.fix],
-    ["how libraries differ", clause.differs],
-    ["source", clause.source],
-  ], evidence);
   for (const verdict of data.verdicts[clause.id][name]) {
     const part = element("section", undefined, evidence);
-    element("h3", `${verdict.sign} ${verdict.status}: ${verdict.dtype} on ${verdict.device}`, part);
-    if (verdict.message) element("p", verdict.message, part);
-    if (verdict.case) element("pre", verdict.case, part);
+    const status = element("h3", `${verdict.sign} ${verdict.status}: ${verdict.dtype} on ${verdict.device}`, part);
+    status.className = `badge ${button.className}`;
+    if (verdict.message) prose("p", verdict.message, part);
     list([
       ["diagnosis", verdict.diagnosis],
       ["fix of this defect", verdict.usual_fix],
+      ["case", verdict.case],
       ["seen in", verdict.seen_in],
       ["steps", verdict.steps],
       ["last call", verdict.arguments],
@@ -73,6 +91,16 @@ function show(button) {
     element("pre", verdict.script, part);
     copier.addEventListener("click", () => copy(verdict.script, copier));
   }
+  const about = element("section", undefined, evidence);
+  element("h3", "The clause", about);
+  prose("p", clause.statement, about);
+  list([
+    ["why it matters", clause.why],
+    ["usual fix", clause.fix],
+    ["how libraries differ", clause.differs],
+    ["source", clause.source],
+  ], about);
+  if (data.pages) element("a", `All about ${clause.id}`, about).href = addressOf(clause.id);
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
   history.replaceState(null, "", `#${encodeURIComponent(`${name}/${clause.id}`)}`);
@@ -100,12 +128,9 @@ function search(event) {
   const found = (text) => words.every((word) => text.toLowerCase().includes(word));
   for (const row of matrix.querySelectorAll("tr[data-c]")) row.hidden = !found(row.cells[0].textContent + failuresOf(row.dataset.c));
   for (const family of matrix.tBodies) family.hidden = !family.querySelector("tr[data-c]:not([hidden])");
-  for (const own of document.querySelectorAll("details.failures")) {
-    const name = own.querySelector("summary b").textContent;
-    for (const each of own.querySelectorAll("article")) each.hidden = !found(`${name} ${each.textContent}`);
-    own.hidden = !own.querySelector("article:not([hidden])");
-    own.dataset.open ??= own.open;
-    own.open = words.length ? !own.hidden : own.dataset.open === "true";
+  for (const section of document.querySelectorAll("section.causes")) {
+    for (const each of section.querySelectorAll("article")) each.hidden = !found(each.textContent);
+    section.hidden = !section.querySelector("article:not([hidden])");
   }
 }
 

@@ -276,8 +276,9 @@ def test_every_report_leads_with_the_cause_once() -> None:
     text = "\n".join(summarise(FAILED.verdicts, width=1000))
     assert text.count(f"SMX-6, HED-1 float32, float64: {CAUSE}") == 1
     assert text.index(CAUSE) < text.index("MSK-8")
-    for shown in (to_markdown(FAILED), to_html(FAILED).split("<dialog")[0]):
-        assert shown.count(entry) == 1
-        assert shown.index(entry) < shown.index("MSK-8", shown.index(entry) - 1)
+    page = to_html(FAILED).partition('id="failures"')[2].partition("<dialog")[0]
+    for shown, cause in ((to_markdown(FAILED), entry), (page, f">{CAUSE}</a>")):
+        assert shown.count(cause) == 1
+        assert shown.index(cause) < shown.index("MSK-8", shown.index(cause) - 1)
     assert "SMX-6" in next(iter(workflow_commands(FAILED)))
     assert f"diagnosis  {CAUSE}" in describe(FAILED.verdicts[0])

@@ -392,7 +392,8 @@ def test_reports_of_two_runs_are_not_merged(other: Report, message: str) -> None
 )
 def test_page_does_not_say_conforms_without_a_verdict(status: str, outcome: str) -> None:
     page = render(report(verdict("x", "SHP-1", status)), ".html")
-    assert "0 of 1 implementations conform." in page
+    assert '<div class="verdict fail">' in page
+    assert f"<h1>x: {outcome}</h1>" in page
     assert f"✗ {outcome}" in page
 
 
@@ -400,6 +401,32 @@ def test_page_has_further_sections() -> None:
     page = to_html(two_implementations(), [Section("Speed & size", "speed", "<b>fast</b>")])
     assert '<h2 id="speed">Speed &amp; size</h2>' in page
     assert "<b>fast</b>" in page
+
+
+def test_page_has_one_entry_for_a_cause_in_several_implementations() -> None:
+    fix = "Use `softmax(-1)`, see MSK-1"
+    same = {"diagnosis": "the mask is ignored", "fix": fix}
+    failed = [verdict(name, "MSK-1", "fail", **same) for name in ("one", "other")]
+    page = render(report(*failed, verdict("third", "MSK-1")), ".html")
+    shown = page[page.index('id="failures"') : page.index('id="implementations"')]
+    assert shown.count("<article") == 1
+    assert shown.count("the mask is ignored") == 1
+    assert "Use <code>softmax(-1)</code>, see MSK-1" in shown
+    assert ['href="#one/MSK-1"' in shown, 'href="#other/MSK-1"' in shown] == [True, True]
+    assert shown.index('class="message"') < shown.index("mha replay")
+
+
+def test_page_leads_with_the_verdict_then_the_matrix_then_the_causes() -> None:
+    page = render(two_implementations(), ".html")
+    order = ['class="verdict fail"', 'id="families"', 'id="failures"', 'id="implementations"']
+    places = [page.index(part) for part in order]
+    assert places == sorted(places)
+    assert '<a class="fail" href="#MSK" title="faulty, Masks: fail">✗1</a>' in page
+
+
+def test_clauses_link_to_their_pages() -> None:
+    page = to_html(two_implementations(), clause_pages="../clauses/")
+    assert '"pages": "../clauses/"' in page
 
 
 def test_page_shows_the_known_bad_answers() -> None:
@@ -413,7 +440,7 @@ def test_two_long_names_are_two_columns() -> None:
     page = render(
         report(verdict(f"{long}a", "SHP-1"), verdict(f"{long}b", "SHP-1", "fail")), ".html"
     )
-    assert "1 of 2 implementations conform." in page
+    assert "<h1>1 of 2 implementations conform</h1>" in page
     assert page.count("✗ DOES NOT CONFORM") == 1
     assert page.count(f"{long} ... (81 characters) (2)</span>") == 1
 
