@@ -97,8 +97,9 @@ def report(folders: Folders, before: Before = None, to: WrittenReports = None) -
     The failing cases are written to failures.json in the first folder, for mha replay.
     """
     from mha.conformance.cli.campaign import report_lines
+    from mha.conformance.cli.console import print_drawing
 
     with errors_in_one_line():
         lines, status = report_lines(folders, before, to or ())
-        typer.echo("\n".join(lines))
+        print_drawing(lines)
     raise typer.Exit(status)

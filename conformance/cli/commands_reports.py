@@ -54,11 +54,12 @@ def report(
     files: Files = None, merge: Merge = False, to: WrittenReports = None, schema: Schema = False
 ) -> None:
     """Show or convert a report, merge several, or compare two."""
+    from mha.conformance.cli.console import print_drawing
     from mha.conformance.cli.report import report_lines
 
     with errors_in_one_line():
         lines, status = report_lines(files or [LAST], merge_all=merge, to=to or (), schema=schema)
-        typer.echo("\n".join(lines))
+        print_drawing(lines)
     raise typer.Exit(status)
 
 

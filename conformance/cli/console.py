@@ -32,7 +32,7 @@ NARROW = 60
 # At the start of the lines of a description.
 LABELS = (
     "diagnosis|seen in|message|steps|usual fix|case|sizes|last call|blocked by|judged|clause|why"
-    "|libraries|source"
+    "|libraries|source|more"
 )
 TITLES = "|".join(map(re.escape, SECTIONS.values()))
 # What is coloured at a terminal, which repeats what the words say.
@@ -87,6 +87,14 @@ class Printer:
             self.error = f"the output cannot be written: {error.strerror}"
             self.console = Console(file=StringIO(), highlight=False)
         self.last = kind
+
+
+def print_drawing(lines: Sequence[str]) -> None:
+    """Print lines that hold escape sequences for colours; raises ValueError if that fails."""
+    printer = Printer(Console(highlight=False))
+    printer.drawing(lines)
+    if printer.error:
+        raise ValueError(printer.error)
 
 
 def print_verdict(printer: Printer, verdict: Verdict, *, in_full: bool) -> None:

@@ -58,11 +58,12 @@ def wrote(files: Sequence[Path], errors: Sequence[str]) -> list[str]:
 
 
 def show_report(report: Report) -> list[str]:
-    """Return a report as lines for the terminal."""
+    """Return a report as lines for the terminal, with colours where it has them."""
     width, plain = width_of(sys.stdout), needs_plain(sys.stdout.encoding)
+    color = sys.stdout.isatty()
     lines: list[str] = []
     if report.verdicts:
-        lines += matrix(report.verdicts, width=width, plain=plain)
+        lines += matrix(report.verdicts, width=width, color=color, plain=plain)
     lines += ["", *summarise_report(report, width)]
     if report.since:
         earliest, latest = visible_name(report.since), visible_name(report.started)

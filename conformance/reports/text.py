@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from mha.conformance.harness.known_bad.sources import seen_in
 from mha.conformance.reports.entries import Entry, by_section, entries
 from mha.conformance.reports.layout import INDENT, WIDTH, counted, first_few, shortened, wrapped
+from mha.conformance.reports.links import clause_page
 from mha.conformance.reports.sentence import sentence
 from mha.conformance.reports.summary import Tally, tally, total_rejections
 from mha.conformance.results import NONCONFORMING, Report, Verdict, by_implementation, status_of
@@ -164,6 +165,7 @@ def _circumstances(verdict: Verdict) -> dict[str, str]:
         "why": clause.why,
         "libraries": clause.differs,
         "source": clause.source,
+        "more": f"mha spec {clause.id}, or {clause_page(clause.id)}",
     }
 
 

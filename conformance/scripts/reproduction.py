@@ -24,7 +24,7 @@ from mha.conformance.scripts.literals import (
 from mha.conformance.scripts.on_ranks import RankScript, rank_script
 from mha.conformance.scripts.plain import plain_script
 from mha.conformance.scripts.redrawn import redrawn
-from mha.conformance.scripts.terms import InexpressibleError
+from mha.conformance.scripts.terms import InexpressibleError, from_here, path_line
 from mha.implementations.discovery.loaded import MAINS, names_of
 from mha.implementations.discovery.resolve import original_of, split_name
 from mha.spec import CLAUSES, Implementation
@@ -197,7 +197,7 @@ def _import(implementation: Implementation, target: str) -> list[str]:
     _, target = split_name(target)
     place, _, name = target.rpartition(":")
     if place.endswith(".py"):
-        target = f"{Path(place).resolve()}:{name}"
+        target = f"{from_here(Path(place).resolve())}:{name}"
     return [
         "from mha.implementations import resolve",
         "",
@@ -216,6 +216,6 @@ def _import_from(name: str, file: str, attribute: str) -> list[str]:
         "import runpy",
         "import sys",
         "",
-        f"sys.path.insert(0, {str(path.parent)!r})",
-        f"implementation = runpy.run_path({str(path)!r})[{attribute!r}]",
+        path_line(from_here(path.parent)),
+        f"implementation = runpy.run_path({from_here(path)!r})[{attribute!r}]",
     ]

@@ -71,13 +71,13 @@ class Imports:
         path = Path(file)
         if not module:
             self.modules |= {"runpy", "sys"}
-            self.folders[str(path.parent)] = None
-            self.imported.append(f"{name} = runpy.run_path({file!r})[{attribute!r}]")
+            self.folders[from_here(path.parent)] = None
+            self.imported.append(f"{name} = runpy.run_path({from_here(path)!r})[{attribute!r}]")
             return
         root = _root(module, path) if file else None
         if root is not None:
             self.modules.add("sys")
-            self.folders[str(root)] = None
+            self.folders[from_here(root)] = None
         line = f"from {module} import {attribute}"
         if attribute != name:
             line += f" as {name}"
@@ -85,8 +85,7 @@ class Imports:
 
     def lines(self) -> list[str]:
         """Return the lines that import everything, after those of the modules of Python."""
-        folders = [f"sys.path.insert(0, {folder!r})" for folder in self.folders]
-        return [*folders, *self.imported]
+        return [*map(path_line, self.folders), *self.imported]
 
     def _place(self, value: Any) -> tuple[str, str, str] | None:
         """Return the module, the attribute and the file of a value; None if they are not known."""
@@ -104,6 +103,18 @@ class Imports:
         if Path(file).is_file() and IMPORTS_THIS.search(Path(file).read_text()):
             raise InexpressibleError(f"{Path(file).name} imports it")
         return "", held_as, str(Path(file).resolve())
+
+
+def from_here(path: Path) -> str:
+    """Return a path from the current folder if it is below, since reports are shown to others."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def path_line(folder: str) -> str:
+    """Return the line of a script after which modules in a folder can be imported."""
+    line = f"sys.path.insert(0, {folder!r})"
+    return line if Path(folder).is_absolute() else f"{line}  # run it where it was judged"
 
 
 def _attribute(module: object, value: Any) -> str:
