@@ -1,6 +1,6 @@
 """How soon a fault is found, and by which cases.
 
-Writes docs/bugfinding.svg, and prints the table of docs/bugfinding.md. Every fault is tried by the
+Prints the table of docs/bugfinding.md. Every fault is tried by the
 properties that must catch it, on the cases of the default profile and on others: at most 200 for a
 property. A way finds a fault with the first case that fails.
 """
@@ -11,8 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
-from math import inf, isfinite, log10
-from pathlib import Path
+from math import inf, isfinite
 from statistics import mean
 from time import process_time
 
@@ -29,10 +28,6 @@ MOST = 200
 DEFAULT = PROFILES["default"]
 RANDOM = replace(DEFAULT, boundary=0, examples=MOST)
 MARKS = (1, 10, 100, MOST)
-# Of the picture, in its units.
-WIDTH, HEIGHT, LEFT, TOP = 640, 320, 50, 20
-COLORS = ("#1b6e3c", "#2456b3", "#b3261e", "#8a5a00", "#6a6f76", "#6d2c91", "#00707a")
-DASHES = ("", "8 3", "2 3", "10 3 2 3", "5 5", "1 2", "12 6")
 
 
 @dataclass(frozen=True)
@@ -162,52 +157,6 @@ def found_by(counts: Sequence[float], cases: int) -> float:
     return sum(count <= cases for count in counts) / len(counts)
 
 
-def to_svg(counts: Mapping[str, Sequence[float]]) -> str:
-    """Draw the share of the faults that are found against the logarithm of the number of cases."""
-    parts = [
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20}'
-            f' {TOP + HEIGHT + 172}" font-family="sans-serif" font-size="13"><rect width="100%"'
-            ' height="100%" fill="#fff"/>'
-        ),
-        *_axes(),
-    ]
-    for number, (name, values) in enumerate(counts.items()):
-        points = [_point(cases, found_by(values, cases)) for cases in range(1, MOST + 1)]
-        line = "L".join(points)
-        style = (
-            f'stroke="{COLORS[number]}" stroke-dasharray="{DASHES[number]}" stroke-width="2"'
-            ' fill="none"'
-        )
-        y = TOP + HEIGHT + 60 + 16 * number
-        parts.append(f'<path d="M{line}" {style}/><path d="M{LEFT} {y - 4}h40" {style}/>')
-        parts.append(f'<text x="{LEFT + 50}" y="{y}">{name}</text>')
-    return "".join(parts) + "</svg>\n"
-
-
-def _axes() -> Iterator[str]:
-    """Yield the lines and labels of both axes."""
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        y = _point(1, share).split()[1]
-        yield (
-            f'<path d="M{LEFT} {y}h{WIDTH}" stroke="#ddd"/><text x="{LEFT - 8}" y="{y}"'
-            ' text-anchor="end">'
-        )
-        yield f"{share:.0%}</text>"
-    for cases in (1, 2, 5, 10, 20, 50, 100, 200):
-        x = _point(cases, 0).split()[0]
-        yield f'<text x="{x}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{cases}</text>'
-    middle = LEFT + WIDTH / 2
-    yield (
-        f'<text x="{middle}" y="{TOP + HEIGHT + 38}" text-anchor="middle">cases until the fault is'
-        " found</text>"
-    )
-
-
-def _point(cases: int, share: float) -> str:
-    return f"{LEFT + WIDTH * log10(cases) / log10(MOST):.1f} {TOP + HEIGHT * (1 - share):.1f}"
-
-
 def to_markdown(
     counts: Mapping[str, Sequence[float]], seconds: Mapping[str, Sequence[float]]
 ) -> str:
@@ -230,10 +179,9 @@ def to_markdown(
 
 
 def main(seed: int = 0) -> None:
-    """Measure all ways, draw the curves, and print the table."""
+    """Measure all ways, and print the table."""
     results = {name: measure(name, seed) for name in WAYS}
     counts = {name: result[0] for name, result in results.items()}
-    (Path(__file__).parent / "bugfinding.svg").write_text(to_svg(counts))
     sys.stdout.write(to_markdown(counts, {name: result[1] for name, result in results.items()}))
 
 

@@ -1,5 +1,4 @@
-"""How the judge's cost grows, beside that of what it judges: prints the tables of docs/speed.md,
-and draws growth.svg.
+"""How the judge's cost grows, beside that of what it judges: prints the tables of docs/speed.md.
 
 From a base case, one size at a time is doubled thrice. An entry is the power of the size that the
 time grows with, from the largest two sizes: 1 is linear growth, 2 quadratic. A run is timed for
@@ -10,10 +9,9 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from math import log2
-from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any
@@ -40,8 +38,6 @@ FACTORS = (1, 2, 4, 8)
 ROUNDS = 9
 # Implementations with the same claims, more or less.
 JUDGED = ("loop", "vectorized", "fused_qkv", "einops")
-# In pixels, and for each doubling.
-WIDTH, HEIGHT, LEFT, COLORS = 420, 280, 60, ("#2456b3", "#b3261e", "#1b6e3c", "#8a5a00", "#6a3fa0")
 
 
 def seconds(function: Callable[[], Any]) -> float:
@@ -79,39 +75,6 @@ def judged(names: tuple[str, ...], share: float) -> float:
     return process_time() - start
 
 
-def to_svg(costs_at: Mapping[int, Mapping[str, float]]) -> str:
-    """Draw the time of each part relative to the base case, both axes by powers of 2."""
-    steps = max(log2(row[part] / costs_at[1][part]) for row in costs_at.values() for part in row)
-    bottom = HEIGHT + 20
-    picture = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {bottom + 150}" '
-        'font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="#fff"/>'
-        f'<text x="{LEFT}" y="13">time against L = S, relative to that at L = S = {BASE.L}</text>'
-    ]
-    for power in range(int(steps) + 1):
-        y = bottom - HEIGHT * power / steps
-        picture.append(f'<path d="M{LEFT} {y:.1f}h{WIDTH}" stroke="#ddd"/>')
-        picture.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{2**power}</text>')
-    across = {
-        factor: LEFT + WIDTH * place / (len(costs_at) - 1) for place, factor in enumerate(costs_at)
-    }
-    for factor, x in across.items():
-        picture.append(
-            f'<text x="{x:.0f}" y="{bottom + 18}" text-anchor="middle">{factor * BASE.L}</text>'
-        )
-    for number, part in enumerate(costs_at[1]):
-        heights = {
-            f: bottom - HEIGHT * log2(row[part] / costs_at[1][part]) / steps
-            for f, row in costs_at.items()
-        }
-        line = "L".join(f"{across[factor]:.1f} {y:.1f}" for factor, y in heights.items())
-        style = f'stroke="{COLORS[number]}" stroke-width="2" fill="none"'
-        y = bottom + 46 + 18 * number
-        picture.append(f'<path d="M{line}" {style}/><path d="M{LEFT} {y - 4}h30" {style}/>')
-        picture.append(f'<text x="{LEFT + 40}" y="{y}">{part}</text>')
-    return "".join(picture) + "</svg>\n"
-
-
 def main(names: list[str]) -> None:
     """Print a row for each size, with the powers, and the costs of the base case."""
     torch.set_num_threads(1)
@@ -127,8 +90,6 @@ def main(names: list[str]) -> None:
                 found[factor] = costs(name, replace(BASE, **sizes))
             powers = (f"{log2(found[8][part] / found[4][part]):.1f}" for part in base)
             print(f"| {size} | {' | '.join(powers)} |", flush=True)
-            if (name, size) == (names[0], "L = S"):
-                (Path(__file__).parent / "growth.svg").write_text(to_svg(found))
     judged(JUDGED[:1], 1.0)  # what only the first run does
     growth = [judged(JUDGED[:1], share) / judged(JUDGED[:1], 0.5) for share in (0.25, 0.5, 1.0)]
     print("clauses", *(f"{factor:.2f}" for factor in growth))

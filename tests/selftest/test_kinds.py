@@ -12,12 +12,12 @@ from torch import Tensor
 from mha.implementations.formula import with_mask
 from mha.spec import Config, Options, Output, Weights
 from support.effort import EVERYTHING
-from support.folders import DOCS
 from support.judging import expect_fail
-from support.kinds import KINDS, ClaimedOnly, Subject, judge, row_of
+from support.kinds import KINDS, ClaimedOnly, Subject, judge, left_out_by_claims
 
-PAGE = DOCS / "coverage.md"
-
+# Not judged of these subjects for reasons of their own, whatever they claim: they are not a plain
+# class with a constructor, their inputs are one tensor, or their heads have fixed widths.
+OF_SUBJECTS = {"CFG-1", "CFG-7", "SHP-8", "STA-9"}
 
 # The others are judged by `make lattice`: each takes ten seconds.
 SAMPLE = (
@@ -27,7 +27,7 @@ SAMPLE = (
 
 
 @pytest.mark.parametrize("kind", KINDS if EVERYTHING else SAMPLE)
-def test_each_kind_conforms_and_is_judged_as_the_table_says(kind: str) -> None:
+def test_each_kind_conforms_and_is_judged_on_what_its_claims_allow(kind: str) -> None:
     report = judge(kind)
     failed = {
         verdict.clause
@@ -35,7 +35,9 @@ def test_each_kind_conforms_and_is_judged_as_the_table_says(kind: str) -> None:
         if verdict.status not in ("pass", "not_claimed")
     }
     assert not failed, [verdict for verdict in report.verdicts if verdict.clause in failed]
-    assert row_of(kind, report) in PAGE.read_text(encoding="utf-8")
+    judged = {verdict.clause for verdict in report.verdicts if verdict.status != "not_claimed"}
+    claimed = {verdict.clause for verdict in report.verdicts} - set(left_out_by_claims(KINDS[kind]))
+    assert claimed - OF_SUBJECTS <= judged <= claimed
 
 
 class DropsInEvaluation(ClaimedOnly):

@@ -1,7 +1,6 @@
 """How near correct implementations come to the thresholds of NUM-7 and GRD-8.
 
-As a program it prints the table of docs/directed.md, and draws docs/directed.svg; its argument is
-how many problems.
+As a program it prints the table of docs/directed.md; its argument is how many problems.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from mha.spec.directed_gradients import allowances_of_gradients, projection_of_g
 from mha.spec.gradient_graph import GradientGraph, gradient_graph
 from support import variants
 from support.directed_cases import BACKWARD, KINDS, hostile_problem
-from support.folders import DOCS
 from support.random_problems import built
 
 BUILT_IN = (
@@ -52,8 +50,6 @@ VARIANTS = (
 )
 SUBJECTS: dict[str, Implementation] = {name: resolve(name)[0].implementation for name in BUILT_IN}
 SUBJECTS |= {cls.__name__: implementation_of(cls) for cls in VARIANTS}
-# Of the picture, in its units; an axis has three decades up to 10.
-LEFT, WIDTH, ROW, DECADES = 190, 520, 18, 3
 
 
 @dataclass(frozen=True)
@@ -163,42 +159,8 @@ def table(found: Mapping[tuple[str, str], Sequence[Margin]]) -> Iterator[str]:
         )
 
 
-def to_svg(found: Mapping[tuple[str, str], Sequence[Margin]]) -> str:
-    """Draw median, 99th percentile and largest |T|/sd of each, on a logarithmic scale."""
-    rows = sorted(found)
-    height = ROW * len(rows) + 60
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 30} {height}" '
-        'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="#fff"/>'
-    ]
-    for size in (0.01, 0.1, 1, 8):
-        x, color = place_of(size), "#b3261e" if size == 8 else "#ddd"
-        parts.append(f'<path d="M{x} 10V{height - 40}" stroke="{color}"/>')
-        parts.append(f'<text x="{x}" y="{height - 22}" text-anchor="middle">{size:g}</text>')
-    parts.append(
-        f'<text x="{LEFT}" y="{height - 6}">|T|/sd: median, 99th percentile, largest; lambda ='
-        " 8</text>"
-    )
-    for number, key in enumerate(rows):
-        y = 22 + ROW * number
-        ordered = sorted(test.deviations for test in found[key])
-        marks = [
-            place_of(ordered[index]) for index in (len(ordered) // 2, -1 - len(ordered) // 100, -1)
-        ]
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{" ".join(key)}</text>')
-        parts.append(f'<path d="M{marks[0]} {y}H{marks[-1]}" stroke="#2456b3" stroke-width="2"/>')
-        parts += [f'<circle cx="{x}" cy="{y}" r="3.5" fill="#2456b3"/>' for x in marks]
-    return "".join(parts) + "</svg>\n"
-
-
-def place_of(size: float) -> float:
-    """Return where a size is on the axis."""
-    logarithm = torch.tensor(max(size, 10.0 ** (1 - DECADES))).log10().item()
-    return round(LEFT + WIDTH * (logarithm - 1 + DECADES) / DECADES, 1)
-
-
 def main(count: int) -> None:
-    """Print the table and draw the picture."""
+    """Print the table."""
     torch.set_num_threads(1)
     found = measured(range(count))
     print(f"{sum(map(len, found.values()))} tests")
@@ -208,7 +170,6 @@ def main(count: int) -> None:
     )
     print("|---|---|---|---|---|---|---|")
     print("\n".join(table(found)))
-    (DOCS / "directed.svg").write_text(to_svg(found))
 
 
 if __name__ == "__main__":

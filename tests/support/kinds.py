@@ -1,13 +1,7 @@
-"""Kinds of subject: correct attention that refuses whatever it does not claim.
-
-As a program it prints docs/coverage.md: which clauses are judged for each kind, and why the others
-are not.
-"""
+"""Kinds of subject: correct attention that refuses whatever it does not claim."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,29 +10,12 @@ from torch import Tensor
 
 from mha.conformance import Report
 from mha.conformance.cases.claimed import claimed_axes
+from mha.conformance.cases.domain import Domain
 from mha.conformance.faults.base import Complete
-from mha.spec import CLAUSES, Claims, Config, Options, Output, Sizes, Weights
+from mha.conformance.properties.registry import properties
+from mha.spec import Claims, Config, Options, Output, Sizes, Weights
 from support.judging import judged_throughout
 
-ALL, SOME, NONE = "●", "◐", "·"
-INTRODUCTION = f"""# What is judged of which kind of subject
-
-Made by `python -m support.kinds`, in the quick profile and float32. Of each family of clauses, \
-{ALL} all are judged,
-{SOME} some, {NONE} none; the number counts clauses. One is left out only where no call that is \
-claimed can state it:
-cases are made causal, masks are restricted to the claimed axes, one tensor takes the place of \
-three, and contexts of
-one-hot values show weights that are not returned.
-"""
-BY_REASON = """
-## What is left out, by what it needs
-
-Of any of these kinds: by the claim that is missing, or in words.
-"""
-OF_KINDS = """
-## What the kinds claim
-"""
 PADDING_ONLY: dict[str, Any] = {"per_head_mask": False, "per_query_mask": False}
 KINDS = {
     "GPT": Claims(
@@ -157,40 +134,25 @@ def judge(kind: str) -> Report:
     return judged_throughout(Subject(kind, KINDS[kind]))
 
 
-def row_of(kind: str, report: Report) -> str:
-    """Return a kind's row of the table: whether all, some or none of each family are judged."""
-    families: dict[str, list[bool]] = defaultdict(list)
-    for verdict in report.verdicts:
-        families[verdict.clause.partition("-")[0]].append(verdict.status != "not_claimed")
-    count = sum(map(sum, families.values()))
-    return f"| {kind} | {count} | {' | '.join(map(sign_of, families.values()))} |"
-
-
-def sign_of(family: list[bool]) -> str:
-    """Return whether all, some or none of the clauses of a family are judged."""
-    if all(family):
-        return ALL
-    return SOME if any(family) else NONE
-
-
-def left_out_of(report: Report) -> dict[str, list[str]]:
-    """Return the clauses that are not judged, by the reason that reports count them under."""
-    left_out: dict[str, list[str]] = defaultdict(list)
-    for verdict in report.verdicts:
-        if verdict.status == "not_claimed":
-            left_out[verdict.topic or verdict.message].append(verdict.clause)
+def left_out_by_claims(claims: Claims) -> dict[str, str]:
+    """Return the clauses that claims leave out in float32, each with the claim that is missing."""
+    left_out: dict[str, str] = {}
+    for clause, members in properties().items():
+        reasons = [each.within(claims, "float32") for each in members]
+        missing = [reason for reason in reasons if not isinstance(reason, Domain)]
+        if len(missing) == len(members):
+            left_out[clause] = missing[0].topic or str(missing[0])
     return left_out
 
 
-def _claims_as_text(claims: Claims) -> str:
+def claims_as_text(claims: Claims) -> str:
     """Return the claims that differ from `Claims()`, as code."""
     default = Claims()
-    changed = {field.name: getattr(claims, field.name) for field in fields(Claims)}
-    shown = [
-        f"{name}={_literal(value)}"
-        for name, value in changed.items()
-        if value != getattr(default, name)
-    ]
+    shown = []
+    for field in fields(Claims):
+        value = getattr(claims, field.name)
+        if value != getattr(default, field.name):
+            shown.append(f"{field.name}={_literal(value)}")
     return f"`{', '.join(shown)}`"
 
 
@@ -198,28 +160,3 @@ def _literal(value: object) -> str:
     if isinstance(value, frozenset):
         return f"{{{', '.join(sorted(map(repr, value)))}}}" if value else "()"
     return repr(value) if not isinstance(value, Sizes) else "Sizes(...)"
-
-
-def page(reports: Mapping[str, Report]) -> str:
-    """Return docs/coverage.md."""
-    families = list(dict.fromkeys(clause.partition("-")[0] for clause in CLAUSES))
-    head = [
-        f"| kind | of {len(CLAUSES)} | {' | '.join(families)} |",
-        f"|---|---:|{':-:|' * len(families)}",
-    ]
-    rows = [row_of(kind, report) for kind, report in reports.items()]
-    claims = [f"- {kind}: {_claims_as_text(KINDS[kind])}" for kind in reports]
-    merged: dict[str, dict[str, None]] = defaultdict(dict)
-    for report in reports.values():
-        for reason, clauses in left_out_of(report).items():
-            merged[reason].update(dict.fromkeys(clauses))
-    in_order = list(CLAUSES)
-    left_out = [
-        f"- {reason}: {', '.join(sorted(merged[reason], key=in_order.index))}"
-        for reason in sorted(merged)
-    ]
-    return "\n".join([INTRODUCTION, *head, *rows, BY_REASON, *left_out, OF_KINDS, *claims, ""])
-
-
-if __name__ == "__main__":
-    print(page({kind: judge(kind) for kind in KINDS}), end="")

@@ -1,0 +1,133 @@
+"""The figures of the site, drawn from the tables of the pages that show them."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from generated.links import DOCS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Of text and lines that are read on a light page and on a dark one.
+GREY = "#808080"
+STYLE = {
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "figures",
+    "text.color": GREY,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "grid.color": GREY,
+    "grid.alpha": 0.3,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.family": "sans-serif",
+}
+Table = Sequence[Sequence[str]]
+
+
+class Figure(NamedTuple):
+    """A figure: what it shows, in which size in inches, and how it is drawn from a table.
+
+    heading: how the first cell of the second column of that table begins.
+    """
+
+    shows: str
+    size: tuple[float, float]
+    heading: str
+    draw: Callable[[Axes, Table], Any]
+
+
+def found_faults(axes: Axes, table: Table) -> None:
+    """Draw the share of the faults that so many cases find, for each way of choosing them."""
+    cases = [int(heading.split()[0]) for heading in table[0][1:5]]
+    for name, *cells in table[1:]:
+        shares = [float(cell.rstrip("%")) for cell in cells[:4]]
+        axes.plot(cases, shares, marker="o", label=name)
+    axes.set(xscale="log", xlabel="cases until the fault is found", ylabel="faults found, %")
+    axes.set_xticks(cases, map(str, cases))
+    axes.set_ylim(0, 102)
+    axes.legend(frameon=False)
+
+
+def growth(axes: Axes, table: Table) -> None:
+    """Draw with which power of each size the time of each part grows."""
+    sizes = [row[0] for row in table[1:]]
+    for column, part in enumerate(table[0][1:], 1):
+        powers = [float(row[column]) for row in table[1:]]
+        axes.plot(powers, sizes, "o", label=part.replace("`", ""), markersize=8, alpha=0.8)
+    axes.invert_yaxis()
+    axes.set_xlabel("power of the size that the time grows with")
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def directed(axes: Axes, table: Table) -> None:
+    """Draw the median and the largest T/sd of each implementation, and the threshold."""
+    names = [row[0] for row in table[1:]]
+    for column, label, shift in ((2, "NUM-7", -0.15), (5, "GRD-8", 0.15)):
+        spans = [tuple(map(float, row[column].split(","))) for row in table[1:]]
+        places = [place + shift for place in range(len(names))]
+        low, high = zip(*spans, strict=True)
+        lines = axes.hlines(places, low, high, linewidth=2, alpha=0.6)
+        color = "tab:blue" if shift < 0 else "tab:orange"
+        lines.set_color(color)
+        axes.plot(low, places, "|", color=color)
+        axes.plot(high, places, "o", color=color, label=label)
+    axes.set_yticks(range(len(names)), names)
+    axes.axvline(8, color="tab:red")
+    axes.invert_yaxis()
+    axes.set(xscale="log", xlabel="T/sd: median and largest; red: lambda = 8")
+    axes.legend(frameon=False)
+
+
+FIGURES: Mapping[str, Figure] = {
+    "bugfinding": Figure(
+        "The share of the faults found against the number of cases", (8, 4.5), "1", found_faults
+    ),
+    "speed": Figure(
+        "The power of each size with which the time of each part grows", (8, 3.2), "`sdpa`", growth
+    ),
+    "directed": Figure(
+        "Median and largest T/sd of each implementation", (8, 7.5), "NUM-7", directed
+    ),
+}
+
+
+def table_of(markdown: str, heading: str) -> Table:
+    """Return the first table whose second column has a heading that begins so, with its heading.
+
+    >>> table_of("| a | b |\\n|---|---|\\n| 1 | 2 |", "b")
+    [['a', 'b'], ['1', '2']]
+    """
+    for block in re.split(r"\n(?!\|)", markdown):
+        lines = [line for line in block.split("\n") if line.startswith("|")]
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        if len(rows) > 2 and rows[0][1].startswith(heading):
+            return [rows[0], *rows[2:]]
+    raise ValueError(f"there is no table with a column {heading!r}")
+
+
+def figure(name: str, page: str) -> str:
+    """Return the Markdown that shows a figure in a page."""
+    return f"![{FIGURES[name].shows}]({'../' * page.count('/')}figures/{name}.svg)"
+
+
+def svg(name: str) -> bytes:
+    """Return a figure as SVG, drawn from the table of its page."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure as Canvas
+
+    figure = FIGURES[name]
+    table = table_of((DOCS / f"{name}.md").read_text(encoding="utf-8"), figure.heading)
+    with rc_context(STYLE):
+        canvas = Canvas(figsize=figure.size, layout="constrained")
+        figure.draw(canvas.subplots(), table)
+        written = io.BytesIO()
+        canvas.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+    return written.getvalue()
