@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mha.spec import Options, Output, alibi_bias, causal_mask, window_mask
+from mha.spec import Options, Output, alibi_bias, causal_mask, chunk_mask, window_mask
 from mha.spec.claims import Alignment
 from mha.spec.scores import AlibiForm
 
@@ -42,7 +42,7 @@ def allowed_by(
     Both are (B, H, L, S), the first one boolean.
 
     like: scores, or a tensor of their shape, dtype and device.
-    alignment: of the causal mask, the window and ALiBi.
+    alignment: of the causal mask, the window, the chunks and ALiBi.
     alibi: the form of the bias of slopes.
     """
     mask = options.mask
@@ -63,6 +63,9 @@ def allowed_by(
     if options.window is not None:
         inside = window_mask(queries, keys, options.window, alignment, like.device)
         allowed = allowed & inside
+    if options.chunk is not None:
+        same = chunk_mask(queries, keys, options.chunk, alignment, like.device)
+        allowed = allowed & same
     return allowed, bias
 
 

@@ -217,7 +217,8 @@ class Claims:
 
     def _require_consistency(self) -> None:
         """Raise ValueError for claims that contradict each other."""
-        needs_alignment = bool(self.scores.window or self.scores.alibi)
+        scores = self.scores
+        needs_alignment = bool(scores.window or scores.chunk or scores.alibi)
         contradictions = {
             "always_causal needs an alignment, but Claims.causal is None": (
                 self.always_causal and self.causal is None
@@ -232,7 +233,7 @@ class Claims:
                 self.multi_query and self.grouped_query
             ),
             **self._mask_contradictions(),
-            "scores has a window or ALiBi, which need an alignment: Claims.causal, or"
+            "scores has a window, chunks or ALiBi, which need an alignment: Claims.causal, or"
             " Scores.alignment": needs_alignment and self.alignment is None,
             "second_gradients needs Claims.gradients, but that is False": (
                 self.second_gradients and not self.gradients
@@ -268,7 +269,7 @@ class Claims:
 
     @property
     def alignment(self) -> Alignment | None:
-        """The alignment of the causal mask and of windows, if there is one."""
+        """The alignment of the causal mask, of windows, chunks and ALiBi, if there is one."""
         return self.causal or self.scores.alignment
 
     def scale_for(self, head_dim: int) -> float:

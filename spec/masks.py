@@ -93,13 +93,38 @@ def window_mask(
     return allowed
 
 
+def chunk_mask(
+    queries: int, keys: int, chunk: int, alignment: Alignment, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Return the boolean (L, S) mask of chunks, True where query i may attend to key j.
+
+    queries, keys: L and S.
+    chunk: how many places a chunk has; the first one begins at key 0.
+    alignment: of the place of a query, as for `causal_mask`. One before the first key is in no
+        chunk with a key.
+
+    >>> chunk_mask(2, 4, 2, "bottom_right").int()
+    tensor([[0, 0, 1, 1],
+            [0, 0, 1, 1]], dtype=torch.int32)
+    """
+    places = torch.arange(keys, device=device)
+    of_queries = _places(queries, keys, alignment, device)
+    return of_queries.div(chunk, rounding_mode="floor") == places // chunk
+
+
+def _places(
+    queries: int, keys: int, alignment: Alignment, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Return the place of each query among the keys, integers (L, 1)."""
+    offset = keys - queries if alignment == "bottom_right" else 0
+    return torch.arange(queries, device=device).unsqueeze(1) + offset
+
+
 def _distances(
     queries: int, keys: int, alignment: Alignment, device: torch.device | str = "cpu"
 ) -> Tensor:
     """Return how far each key is behind the query's place among the keys, integers (L, S)."""
-    offset = keys - queries if alignment == "bottom_right" else 0
-    places = torch.arange(queries, device=device).unsqueeze(1) + offset
-    return torch.arange(keys, device=device) - places
+    return torch.arange(keys, device=device) - _places(queries, keys, alignment, device)
 
 
 def alibi_bias(

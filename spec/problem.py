@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mha.spec.claims import Alignment, Claims
 from mha.spec.config import Config
-from mha.spec.masks import alibi_bias, causal_mask, window_mask
+from mha.spec.masks import alibi_bias, causal_mask, chunk_mask, window_mask
 from mha.spec.scores import Options
 from mha.spec.weights import Weights
 
@@ -178,28 +178,37 @@ class Problem:
     def allowed(self, alignment: Alignment | None) -> Tensor:
         """Return which query may attend to which key, boolean (B, H, L, S).
 
-        That is by mask, causal mask and window together.
+        That is by mask, causal mask, window and chunks together.
 
-        alignment: that of the causal mask and of the window.
+        alignment: that of the causal mask, the window and the chunks.
 
         Raises ValueError if it is None and there is one of these.
         """
-        _, _, queries, keys = self.shape
-        device, window = self.query.device, self.options.window
-        if alignment is None and (self.is_causal or window):
+        device, options = self.query.device, self.options
+        is_cut = self.is_causal or bool(options.window or options.chunk)
+        if alignment is None and is_cut:
             raise ValueError(
-                "a causal mask or a window needs an alignment, but the implementation claims"
+                "a causal mask, a window or chunks need an alignment, but the implementation claims"
                 " causal=None"
             )
         allowed = torch.ones(self.shape, dtype=torch.bool, device=device)
         if self.mask is not None:
             forbidding = -math.inf if self.mask.is_floating_point() else 0
             allowed = allowed & (self.mask != forbidding)
-        if self.is_causal and alignment is not None:
-            allowed = allowed & causal_mask(queries, keys, alignment, device)
-        if window is not None and alignment is not None:
-            allowed = allowed & window_mask(queries, keys, window, alignment, device)
-        return allowed
+        return allowed if alignment is None else allowed & self._near(alignment)
+
+    def _near(self, alignment: Alignment) -> Tensor:
+        """Return which keys causal mask, window and chunks allow, boolean (L, S)."""
+        _, _, queries, keys = self.shape
+        device, options = self.query.device, self.options
+        near = torch.ones(queries, keys, dtype=torch.bool, device=device)
+        if self.is_causal:
+            near = near & causal_mask(queries, keys, alignment, device)
+        if options.window is not None:
+            near = near & window_mask(queries, keys, options.window, alignment, device)
+        if options.chunk is not None:
+            near = near & chunk_mask(queries, keys, options.chunk, alignment, device)
+        return near
 
     def empty_rows(self, alignment: Alignment | None) -> Tensor:
         """Return the queries that may attend to no key, boolean (B, H, L).

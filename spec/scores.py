@@ -119,7 +119,9 @@ class Scores:
     scale: an explicit scale takes the place of the usual one (clause SCL-1): "positive" ones, or
         "any", zero and negative ones too; None if there is no such argument.
     window: the form of an argument for a window.
-    alignment: of the window where `Claims.causal` is None; otherwise it is that of the causal mask.
+    chunk: a query sees only keys of its own chunk, of as many places as a call says (clause CHK-1).
+    alignment: of the window, the chunks and ALiBi where `Claims.causal` is None; otherwise it is
+        that of the causal mask.
     softcap: scores s become c tanh(s / c), for a cap c of the call, before a float mask is added,
         or after it.
     sinks: each head has a sink z: exp(z) is added to the denominator of its weights. The dtype of
@@ -134,6 +136,7 @@ class Scores:
 
     scale: ScaleRange | None = None
     window: Window | None = None
+    chunk: bool = False
     alignment: Alignment | None = None
     softcap: SoftcapPlace | None = None
     sinks: SinkDtype | None = None
@@ -159,7 +162,7 @@ class Scores:
 
     def takes(self, option: str) -> bool:
         """Return whether a field of `Options` may be given."""
-        return getattr(self, option) is not None
+        return getattr(self, option) not in (None, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +245,7 @@ class Options:
     return_lse: whether the log-sum-exp is returned too; None where it is not claimed.
     window: how many keys before and after its own place each query sees, None for all on that side;
         None for no window.
+    chunk: c: a query at place p sees the keys t with floor(t / c) = floor(p / c); None for all.
     softcap: c, of scores that become c tanh(s / c), or None.
     sinks: a number z for each head, whose exponential is added to the denominator of its weights;
         None for none.
@@ -260,6 +264,7 @@ class Options:
     softcap: float | None = None
     sinks: tuple[float, ...] | None = None
     alibi: tuple[float, ...] | None = None
+    chunk: int | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -77,6 +77,7 @@ class Case:
     softcap: the cap of the call, None for none.
     sinks: a kind of sinks in `SINKS`, or "none".
     slopes: a kind of slopes in `SLOPES`, or "none".
+    chunk: how many places a chunk has, None for no chunks.
 
     >>> Case(L=2, values="large").problem().query.shape
     torch.Size([1, 2, 1])
@@ -115,6 +116,7 @@ class Case:
     softcap: float | None = None
     sinks: str = "none"
     slopes: str = "none"
+    chunk: int | None = None
 
     def __repr__(self) -> str:
         shown = list[str]()
@@ -154,6 +156,7 @@ class Case:
         scale = None if self.scale is None else self.scale * self.head_dim**-0.5
         given = {
             "window": self.window,
+            "chunk": self.chunk,
             "softcap": self.softcap,
             "sinks": make_sinks(self),
             "alibi": make_slopes(self),

@@ -97,6 +97,7 @@ CLAIM_OF = {
     "softcaps": "scores.softcap",
     "sinks": "scores.sinks",
     "slopes": "scores.alibi",
+    "chunks": "scores.chunk",
 }
 
 
@@ -126,6 +127,7 @@ class Domain:
     softcaps: caps, None for none.
     sinks: kinds of sinks.
     slopes: kinds of slopes.
+    chunks: numbers of places of a chunk, None for no chunks.
     lse: whether the log-sum-exp is asked for.
     dtypes: the only dtypes that the property is about; all if empty.
     scale: "small"; "wide", with the levels in `sizes` whatever min_... and max_... are; or "long",
@@ -154,6 +156,7 @@ class Domain:
     softcaps: tuple[float | None, ...] = (None,)
     sinks: tuple[str, ...] = ("none",)
     slopes: tuple[str, ...] = ("none",)
+    chunks: tuple[int | None, ...] = (None,)
     lse: tuple[bool, ...] = (False,)
     dtypes: tuple[str, ...] = ()
     scale: Literal["small", "wide", "long"] = "small"
@@ -204,6 +207,7 @@ class Domain:
             "softcaps": if_claimed(self.softcaps, scores.softcap, None),
             "sinks": if_claimed(self.sinks, scores.sinks, "none"),
             "slopes": if_claimed(self.slopes, scores.alibi, "none"),
+            "chunks": if_claimed(self.chunks, scores.chunk, None),
             "lse": if_claimed(self.lse, claims.lse, False),
         }
 
@@ -311,6 +315,7 @@ class Domain:
             "softcap": (self.softcaps, None),
             "sinks": (self.sinks, "none"),
             "slopes": (self.slopes, "none"),
+            "chunk": (self.chunks, None),
             "return_lse": (self.lse, False),
         }
         for name, (given, usual) in special.items():

@@ -46,6 +46,7 @@ def _is_window(value: Any) -> bool:
 SPECIAL: dict[str, Callable[[Any], bool]] = {
     "bias": lambda value: type(value) is str and value in BIASES,
     "window": _is_window,
+    "chunk": lambda value: type(value) is int and value > 0,
 }
 # The fields that may be None, each with another value.
 OPTIONAL: dict[str, int | float] = {

@@ -47,6 +47,7 @@ CLAIMS = Claims(
     scores=Scores(
         scale="any",
         window=Window("left_right"),
+        chunk=True,
         softcap="before_bias",
         sinks="float32",
         alibi=Alibi("signed"),

@@ -35,6 +35,7 @@ MODULES = (
     "caches",
     "caps",
     "causal",
+    "chunks",
     "composition",
     "configuration",
     "decoding",

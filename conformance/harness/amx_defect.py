@@ -56,7 +56,7 @@ def _has_empty_row(problem: Problem, alignment: Alignment | None) -> bool:
         if not allowed.any(-1).all():
             return True
     usual = problem.query.dim() == 3 and not problem.config.length_first
-    is_cut = problem.is_causal or problem.options.window is not None
+    is_cut = problem.is_causal or bool(problem.options.window or problem.options.chunk)
     if not (is_cut and alignment is not None and usual):
         return False
     try:

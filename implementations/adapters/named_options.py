@@ -17,7 +17,7 @@ from mha.implementations.adapters.names import (
 )
 
 # Options that are numbers, and no flags.
-OF_NUMBERS = ("softcap", "sinks", "alibi")
+OF_NUMBERS = ("softcap", "sinks", "alibi", "chunk")
 
 
 def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str | None:

@@ -80,6 +80,8 @@ SOFTCAP_NAMES = listed(
     softcap soft_cap logit_cap logits_soft_cap attn_logits_soft_cap attn_logit_softcapping
     """
 )
+# The last one is a tile elsewhere.
+CHUNK_NAMES = listed("attention_chunk attention_chunk_size chunk_size")
 SINK_NAMES = listed("sinks s_aux sink learnable_sink attention_sinks head_sink")
 OPTION_NAMES = {
     "mask": (
@@ -101,6 +103,7 @@ OPTION_NAMES = {
     "softcap": SOFTCAP_NAMES,
     "sinks": SINK_NAMES,
     "alibi": ("alibi_slopes", "alibi"),
+    "chunk": CHUNK_NAMES,
     "return_lse": listed(
         """
         return_lse return_softmax_lse return_logsumexp return_residual return_attn_probs

@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import get_args
 
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.score_options import ScoreOption
+from mha.implementations.inference.score_options import (
+    ScoreOption,
+    aligned,
+    possible_alignments,
+)
 from mha.spec import Alibi, Scores
-from mha.spec.claims import Alignment
 from mha.spec.scores import AlibiForm
 
 # Of the heads of trial runs.
@@ -30,11 +33,8 @@ class AlibiOption(ScoreOption):
         if candidate.config.n_heads != len(TRIED):
             return
         claimed = candidate.claimed("scores")
-        alignments: tuple[Alignment | None, ...] = ("top_left", "bottom_right")
-        if candidate.claimed("causal") or claimed.alignment:
-            alignments = (claimed.alignment,)
         for form in get_args(AlibiForm):
-            for alignment in alignments:
+            for alignment in possible_alignments(candidate):
                 yield replace(claimed, alibi=Alibi(form), alignment=alignment)
 
     def values(self, scores: Scores) -> tuple[tuple[float, ...]]:
@@ -45,10 +45,7 @@ class AlibiOption(ScoreOption):
     def words(self, scores: Scores) -> str:
         """Return what a reading says."""
         assert scores.alibi
-        found = f"slopes m of each head add {WORDS[scores.alibi.form]}"
-        if scores.alignment is None:
-            return found
-        return f"{found}, aligned {scores.alignment.replace('_', '-')}"
+        return f"slopes m of each head add {WORDS[scores.alibi.form]}{aligned(scores)}"
 
 
 ALIBI = AlibiOption()

@@ -59,6 +59,7 @@ BEFORE_SIZES = (
     "scale",
     "softcap",
     "window",
+    "chunk",
     "sinks",
     "alibi",
     "lse",

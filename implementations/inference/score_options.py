@@ -12,6 +12,7 @@ from torch import Tensor
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import SCALES, Formula, Probe, is_close
 from mha.spec import Claims, Options, Scores
+from mha.spec.claims import Alignment
 
 RANGES = {"any": "any number", "positive": "positive numbers"}
 BY_NAME_ALONE = "assumed by its name: no reading gives what it does"
@@ -49,6 +50,18 @@ class ScoreOption:
         """
         del scores, ignored
         return (candidate.plainly_causal,)
+
+    def flags_taken(self, candidate: Candidate, scores: Scores) -> tuple[bool, ...]:
+        """Return both causal flags, where there is one, and any value is taken without it."""
+        if candidate.plainly_causal:
+            return (True,)
+        if not (candidate.signature.is_causal and candidate.claimed("causal")):
+            return (False,)
+        inputs = candidate.probes[0].inputs
+        for value in self.values(scores):
+            if candidate.call(inputs, is_causal=False, **{self.name: value}) is not None:
+                return (False, True)
+        return (True,)
 
     def mask(self, candidate: Candidate, probe: Probe) -> Tensor | None:
         """Return the mask of the calls."""
@@ -116,6 +129,21 @@ class ScoreOption:
             if tried.call(inputs, is_causal=flag, **{self.name: value}) is None:
                 return False
         return True
+
+
+def possible_alignments(candidate: Candidate) -> tuple[Alignment | None, ...]:
+    """Return the ends from which places may be counted; only the one that is claimed, if any is."""
+    claimed: Scores = candidate.claimed("scores")
+    if candidate.claimed("causal") or claimed.alignment:
+        return (claimed.alignment,)
+    return "top_left", "bottom_right"
+
+
+def aligned(scores: Scores) -> str:
+    """Return in words where places are counted from, if the causal mask does not say it."""
+    if scores.alignment is None:
+        return ""
+    return f", aligned {scores.alignment.replace('_', '-')}"
 
 
 def _formula_with(tried: Candidate, options: Options) -> Formula:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from mha.implementations.inference.alibi import ALIBI
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.causal import built_not_causal, find_causal
+from mha.implementations.inference.chunks import CHUNK
 from mha.implementations.inference.dropout import find_dropout
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.kernel_options import (
@@ -110,6 +111,7 @@ FINDERS = (
     Finder(SOFTCAP.find),
     Finder(SINKS.find),
     Finder(ALIBI.find),
+    Finder(CHUNK.find),
     Finder(find_rounding),
     Finder(find_products),
     Finder(find_forward_only, _on_a_gpu),

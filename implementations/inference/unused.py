@@ -63,7 +63,7 @@ def _used_options(candidate: Candidate) -> set[str | None]:
         signature.need_weights,
         signature.average,
     }
-    for name in ("scale", "softcap", "sinks", "alibi"):
+    for name in ("scale", "softcap", "sinks", "alibi", "chunk"):
         if getattr(scores, name):
             used.add(getattr(signature, name))
     if scores.window:

@@ -8,9 +8,12 @@ from itertools import product
 from typing import get_args
 
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.score_options import ScoreOption
+from mha.implementations.inference.score_options import (
+    ScoreOption,
+    aligned,
+    possible_alignments,
+)
 from mha.spec import Scores, Window
-from mha.spec.claims import Alignment
 from mha.spec.scores import Bounds, WindowForm
 
 WORDS = {
@@ -44,10 +47,7 @@ class WindowOption(ScoreOption):
         forms = [form for form in get_args(WindowForm) if has_one_name or form in OF_TWO]
         usual = _usual_form(candidate)
         forms.sort(key=lambda form: form != usual)
-        alignments: tuple[Alignment | None, ...] = ("top_left", "bottom_right")
-        if candidate.claimed("causal"):  # which says it
-            alignments = (None,)
-        for form, alignment in product(forms, alignments):
+        for form, alignment in product(forms, possible_alignments(candidate)):
             for window in (Window(form), Window(form, unbounded=None)):
                 yield replace(candidate.claimed("scores"), window=window, alignment=alignment)
 
@@ -60,9 +60,7 @@ class WindowOption(ScoreOption):
         """Return what a reading says."""
         assert scores.window
         found = f"{WORDS[scores.window.form]}; {scores.window.unbounded} for no bound"
-        if scores.alignment is None:
-            return found
-        return f"{found}, aligned {scores.alignment.replace('_', '-')}"
+        return found + aligned(scores)
 
     def usual(self, candidate: Candidate, readings: Sequence[Scores]) -> list[Scores]:
         """Return the readings of the usual form.
@@ -74,22 +72,10 @@ class WindowOption(ScoreOption):
 
     def flags(self, candidate: Candidate, scores: Scores, *, ignored: bool) -> tuple[bool, ...]:
         """Return both flags, where there is one; a window that counts keys is of causal calls."""
-        if candidate.plainly_causal:
-            return (True,)
-        if not (candidate.signature.is_causal and candidate.claimed("causal")):
-            return (False,)
         assert scores.window
+        flags = self.flags_taken(candidate, scores)
         counts = scores.window.form == "count" and not ignored
-        if counts or not self._is_taken_without_flag(candidate, scores):
-            return (True,)
-        return (False, True)
-
-    def _is_taken_without_flag(self, candidate: Candidate, scores: Scores) -> bool:
-        inputs = candidate.probes[0].inputs
-        return any(
-            candidate.call(inputs, is_causal=False, window=window) is not None
-            for window in self.values(scores)
-        )
+        return (True,) if counts and True in flags else flags
 
 
 def _usual_form(candidate: Candidate) -> WindowForm:

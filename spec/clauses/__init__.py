@@ -14,6 +14,7 @@ from mha.spec.clauses import (
     alibi,
     caps,
     causal,
+    chunks,
     composition,
     configuration,
     decoding,
@@ -74,6 +75,7 @@ CLAUSES: Mapping[str, Clause] = _by_id(
         variants.CLAUSES,
         scores.CLAUSES,
         windows.CLAUSES,
+        chunks.CLAUSES,
         caps.CLAUSES,
         sinks.CLAUSES,
         alibi.CLAUSES,
@@ -142,6 +144,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "VAL": Family("Width of values", "Values whose heads have a width of their own."),
         "SCL": Family("Scale", "A scale of the scores that a call gives."),
         "WIN": Family("Windows", "Which keys a window lets a query see."),
+        "CHK": Family("Chunks", "Attention within chunks of places."),
         "CAP": Family("Softcap", "Scores that are capped by a hyperbolic tangent."),
         "SNK": Family(
             "Sinks", "A sink of each head, which takes a part of the weight of each row."

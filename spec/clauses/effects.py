@@ -8,9 +8,9 @@ CLAUSES: tuple[Clause, ...] = (
         level="MAY",
         title="What a call says has its effect",
         statement=(
-            "An option that is claimed (an explicit scale, a window, a softcap, sinks, slopes)"
-            " changes the result as far as the exact result changes. It is judged where that is"
-            " more than ten times the bound."
+            "An option that is claimed (an explicit scale, a window, chunks, a softcap, sinks,"
+            " slopes) changes the result as far as the exact result changes. It is judged where"
+            " that is more than ten times the bound."
         ),
         why=(
             "An argument that is taken and dropped runs the model of someone else, without an"

@@ -182,6 +182,7 @@ REJECTED_BY = {
     "unbounded_is_zero": ("WIN-2", "float32"),
     "ignores_sinks": ("SNK-1", "float32"),
     "sinks_detached": ("SNK-2", "float32"),
+    "ignores_chunks": ("CHK-1", "float32"),
     "ignores_slopes": ("ALB-1", "float32"),
     "ignores_softcap": ("CAP-1", "float32"),
     "softcap_without_gradient": ("CAP-2", "float32"),

@@ -94,6 +94,18 @@ ADVICE: dict[str, Advice] = {
     "a side of the window without a bound": Advice(
         "WIN-2", "Leave out the comparison of a side without a bound."
     ),
+    "the chunks have no effect": Advice(
+        "CHK-1", "Compare `t // chunk` with `p // chunk`, beside mask, causality and window."
+    ),
+    "the chunks are read as a window": Advice(
+        "CHK-1", "A chunk begins at a multiple of its size: `t // chunk == p // chunk`."
+    ),
+    "the chunks have one place too": Advice(
+        "CHK-1", "Divide places that count from 0 by the size of a chunk, as it is given."
+    ),
+    "the chunks are aligned at the other end": Advice(
+        "CHK-1", "The place of query i is i + S - L for bottom-right, and i for top-left."
+    ),
     "the softcap has no effect": Advice(
         "CAP-1", "`scores = cap * torch.tanh(scores / cap)`, where there is a cap."
     ),

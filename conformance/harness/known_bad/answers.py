@@ -25,6 +25,7 @@ from mha.conformance.harness.known_bad.conduct import (
 from mha.conformance.harness.known_bad.defect import Defect
 from mha.conformance.harness.known_bad.lopsided import Lopsided, SlightlyLopsided
 from mha.conformance.harness.known_bad.options import (
+    CHUNKS_IGNORED,
     SCALE_IGNORED,
     SINKS_DETACHED,
     SINKS_IGNORED,
@@ -205,6 +206,7 @@ ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "clamped": Clamped,
     "ignores_scale": SCALE_IGNORED.attention,
     "ignores_window": WINDOW_IGNORED.attention,
+    "ignores_chunks": CHUNKS_IGNORED.attention,
     "unbounded_is_zero": UNBOUNDED_IS_ZERO.attention,
     "ignores_sinks": SINKS_IGNORED.attention,
     "sinks_detached": SINKS_DETACHED.attention,

@@ -11,7 +11,14 @@ from mha.conformance.harness.known_bad.calls import stale, tiles
 from mha.conformance.harness.known_bad.defect import Defect, defect
 from mha.conformance.harness.known_bad.heads import heads, merging, projections
 from mha.conformance.harness.known_bad.masks import causal, empty_rows, layouts, masks
-from mha.conformance.harness.known_bad.options import caps, ignored_options, sinks, slopes, windows
+from mha.conformance.harness.known_bad.options import (
+    caps,
+    chunks,
+    ignored_options,
+    sinks,
+    slopes,
+    windows,
+)
 from mha.conformance.harness.known_bad.scores import (
     outputs,
     precisions,
@@ -88,6 +95,7 @@ def _steps_of(one: Defect) -> dict[str, Any]:
 GROUPS = (
     ignored_options,
     windows,
+    chunks,
     caps,
     sinks,
     slopes,

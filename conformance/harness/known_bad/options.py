@@ -11,7 +11,7 @@ from torch import Tensor
 from mha.conformance.harness.known_bad.defect import Defect, defect
 from mha.conformance.harness.textbook import TextbookAttention
 from mha.implementations.formula import capped
-from mha.spec import Options, window_mask
+from mha.spec import Options, chunk_mask, window_mask
 from mha.spec.claims import Alignment
 from mha.spec.scores import Bounds
 
@@ -128,6 +128,36 @@ SLOPES_IGNORED = _other_slopes(
 )
 
 
+def _other_chunks(name: str, text: str, change: Callable[[int], int | None]) -> Defect:
+    """Return a defect of calls with chunks, which are of another size."""
+
+    def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Pair:
+        if options.chunk is not None:
+            options = options.change(chunk=change(options.chunk))
+        return TextbookAttention.allow(self, options, scores)
+
+    return defect(name, text, allow=allow)
+
+
+def _chunks_at_other_end(self: TextbookAttention, options: Options, scores: Tensor) -> Pair:
+    allowed, bias = TextbookAttention.allow(self, options.change(chunk=None), scores)
+    if options.chunk is None:
+        return allowed, bias
+    other: Alignment = "bottom_right" if self.alignment == "top_left" else "top_left"
+    return allowed & chunk_mask(scores.shape[2], scores.shape[3], options.chunk, other), bias
+
+
+def _chunks_as_window(self: TextbookAttention, options: Options, scores: Tensor) -> Pair:
+    allowed, bias = TextbookAttention.allow(self, options.change(chunk=None), scores)
+    if options.chunk is None:
+        return allowed, bias
+    last = options.chunk - 1, None
+    return allowed & window_mask(scores.shape[2], scores.shape[3], last, self.alignment), bias
+
+
+CHUNKS_IGNORED = _other_chunks("chunks_ignored", "the chunks have no effect", lambda chunk: None)
+
+
 def ignored_options() -> Iterator[Defect]:
     """Yield what a call says and what has no effect."""
     yield SCALE_IGNORED
@@ -135,6 +165,7 @@ def ignored_options() -> Iterator[Defect]:
     yield SOFTCAP_IGNORED
     yield SINKS_IGNORED
     yield SLOPES_IGNORED
+    yield CHUNKS_IGNORED
 
 
 def windows() -> Iterator[Defect]:
@@ -202,3 +233,18 @@ def slopes() -> Iterator[Defect]:
     yield _other_slopes("slopes_negated", text, lambda slopes: tuple(-slope for slope in slopes))
     text = "the slope of the first head is that of every head"
     yield _other_slopes("first_slope", text, lambda slopes: slopes[:1] * len(slopes))
+
+
+def chunks() -> Iterator[Defect]:
+    """Yield other chunks than a call asks for."""
+    text = "the chunks are read as a window of the last keys"
+    yield defect("chunks_as_window", text, allow=_chunks_as_window)
+    for number, word in ((1, "many"), (-1, "few")):
+        text = f"the chunks have one place too {word}"
+        yield _other_chunks(f"chunks_{number}", text, partial(_resized, number=number))
+    text = "the chunks are aligned at the other end"
+    yield defect("chunks_alignment", text, allow=_chunks_at_other_end)
+
+
+def _resized(chunk: int, number: int) -> int:
+    return max(1, chunk + number)

@@ -48,11 +48,15 @@ def assume_answered(session: Session, problem: Problem) -> None:
 
 @contextmanager
 def windows_refused_without_causal(session: Session, problem: Problem) -> Iterator[None]:
-    """Discard a case whose window is refused without the causal flag, where calls may have it."""
+    """Discard a case whose window, or chunk, is refused without the causal flag.
+
+    That is so where calls may have the flag.
+    """
     try:
         yield
     except CallRaised:
-        needs_flag = problem.options.window is not None and session.claims.causal is not None
+        is_cut = problem.options.window is not None or problem.options.chunk is not None
+        needs_flag = is_cut and session.claims.causal is not None
         assume(problem.is_causal or not needs_flag, "a window is refused without the causal flag")
         raise
 
