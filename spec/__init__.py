@@ -36,6 +36,7 @@ __all__ = [
     "Weights",
     "Window",
     "alibi_bias",
+    "alibi_slopes",
     "causal_mask",
     "chunk_mask",
     "gradients",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from mha.spec.masks import (
         MaskConvention,
         alibi_bias,
+        alibi_slopes,
         causal_mask,
         chunk_mask,
         join_causal,
@@ -89,6 +91,7 @@ else:
         "masks": (
             "MaskConvention",
             "alibi_bias",
+            "alibi_slopes",
             "causal_mask",
             "chunk_mask",
             "join_causal",

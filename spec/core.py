@@ -184,9 +184,13 @@ def blocks_of_queries(shape: torch.Size) -> list[slice]:
 def _with_uniform_rows(heads: Heads) -> Heads:
     """Let an empty row attend to every key, with equal scores."""
     empty = heads.empty
-    query = Ball(heads.query.mid.masked_fill(empty, 0.0), heads.query.rad.masked_fill(empty, 0.0))
-    bias = None if heads.bias is None else heads.bias.masked_fill(empty, 0.0)
-    return replace(heads, query=query, bias=bias, allowed=heads.allowed | empty)
+
+    def emptied(x: Ball) -> Ball:
+        return x.rearranged(lambda part: part.masked_fill(empty, 0.0))
+
+    bias = None if heads.bias is None else emptied(heads.bias)
+    allowed = heads.allowed | empty
+    return replace(heads, query=emptied(heads.query), bias=bias, allowed=allowed)
 
 
 def _weight_errors(heads: Heads, softmax: Softmax) -> Tensor:

@@ -26,6 +26,9 @@ from mha.spec.rounding import Rounding
 from mha.spec.scores import Lse
 from mha.spec.units import Units, units_of
 
+# The error of a power, in roundoffs: of its exponent, of the function, or of a few products.
+OF_POWERS = 8
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expected:
@@ -205,7 +208,7 @@ def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads
         key=keys[-1],
         value=project("value")[-1],
         allowed=problem.allowed(claims.alignment),
-        bias=_bias_of(problem, claims),
+        bias=_bias_of(problem, claims, units),
         bare_key=keys[0] if may_be_bare else None,
         cap=cap,
         caps_bias=claims.scores.softcap == "after_bias",
@@ -222,15 +225,33 @@ def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads
     return heads
 
 
-def _bias_of(problem: Problem, claims: Claims) -> Tensor | None:
+def _bias_of(problem: Problem, claims: Claims, units: Units) -> Ball | None:
     """Return the float mask and the bias of slopes, added up, (B, H, L, S), or None."""
     bias = None
     if problem.mask is not None and problem.mask.is_floating_point():
-        bias = problem.mask.detach().double().expand(problem.shape)
+        bias = Ball.exact(problem.mask.detach().expand(problem.shape))
     if problem.options.alibi is None:
         return bias
-    of_slopes = problem.alibi_bias(claims).expand(problem.shape)
-    return of_slopes if bias is None else bias + of_slopes
+    of_slopes = _bias_of_slopes(problem, claims, units)
+    if bias is None:
+        return of_slopes
+    return Ball(bias.mid + of_slopes.mid, of_slopes.rad)
+
+
+def _bias_of_slopes(problem: Problem, claims: Claims, units: Units) -> Ball:
+    """Return the bias of the slopes of a call, (B, H, L, S)."""
+    mid, declared = problem.alibi_bias(claims).expand(problem.shape), claims.scores.alibi
+    error = torch.zeros_like(mid)
+    if declared and declared.built_in:
+        # Slopes are powers that are computed in float32.
+        error = OF_POWERS * units_of(torch.float32).store * mid.abs()
+    if declared and declared.origin == "any":
+        # Counted from the first or the last place, a bias is as large as that of all places, and
+        # rounded, as is its sum with a score.
+        slopes = torch.tensor(problem.options.alibi, dtype=torch.float64, device=mid.device)
+        farthest = max(problem.shape[2:]) * slopes.abs()[..., None, None]
+        error = error + 2 * units.store * farthest
+    return Ball(mid, error)
 
 
 def with_sinks(heads: Heads, sinks: Tensor) -> Heads:
@@ -318,6 +339,6 @@ def _with_extra_keys(problem: Problem, heads: Heads) -> Heads:
     )
 
 
-def _grown(bias: Tensor | None, keys: int) -> Tensor | None:
+def _grown(bias: Ball | None, keys: int) -> Ball | None:
     """Return what is added to the scores, with nothing for so many more keys."""
-    return None if bias is None else pad(bias, (0, keys))
+    return None if bias is None else bias.rearranged(lambda part: pad(part, (0, keys)))

@@ -51,7 +51,7 @@ class Heads:
     query: (B, H, L, d_k).
     key, value: (B, H, S, d_k), each key/value head repeated for its query heads.
     allowed: boolean (B, H, L, S), the set A of each query.
-    bias: b, the float mask in float64, (B, H, L, S), or None.
+    bias: b, the float mask and the bias of slopes, (B, H, L, S), or None.
     bare_key: k', (B, H, S, d_k), where the keys have a bias that an implementation may leave out,
         or None.
     sinks: z, (H, 1, 1), where the last key is one with this score, and a value of zeros, or None;
@@ -69,7 +69,7 @@ class Heads:
     key: Ball
     value: Ball
     allowed: Tensor
-    bias: Tensor | None = None
+    bias: Ball | None = None
     bare_key: Ball | None = None
     sinks: Tensor | None = None
     sink_in_lse: bool = True

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mha.spec.claims import Alignment
 from mha.spec.dtypes import computable
-from mha.spec.scores import AlibiForm, Bounds
+from mha.spec.scores import AlibiForm, Bounds, Slopes
 
 MaskConvention = Literal["keep", "drop", "additive"]
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -127,11 +127,27 @@ def _distances(
     return torch.arange(keys, device=device) - _places(queries, keys, alignment, device)
 
 
-def alibi_bias(
-    slopes: tuple[float, ...], form: AlibiForm, queries: int, keys: int, alignment: Alignment
-) -> Tensor:
-    """Return the bias (H, L, S) of slopes, one for each head, in float64; see `mha.spec.Alibi`.
+def alibi_slopes(n_heads: int) -> tuple[float, ...]:
+    """Return the usual slopes of so many heads (Press et al. 2022), for the head 0 first.
 
+    For the largest power of two n that is no more than H, they are 2^(-8j/n) for j from 1 to n, and
+    then the odd powers of 2^(-4/n).
+
+    >>> alibi_slopes(3)
+    (0.0625, 0.00390625, 0.25)
+    """
+    power = 1 << (n_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * place / power) for place in range(1, power + 1)]
+    slopes += [2.0 ** (-4 * odd / power) for odd in range(1, 2 * (n_heads - power), 2)]
+    return tuple(slopes)
+
+
+def alibi_bias(
+    slopes: Slopes, form: AlibiForm, queries: int, keys: int, alignment: Alignment
+) -> Tensor:
+    """Return the bias (H, L, S) of slopes in float64; see `mha.spec.Alibi`.
+
+    slopes: of each head, or of each item and head, which give a bias (B, H, L, S).
     queries, keys: L and S.
     alignment: of the query's place among the keys, as for `causal_mask`.
 
@@ -142,7 +158,7 @@ def alibi_bias(
     distances = _distances(queries, keys, alignment).double()
     if form == "symmetric":
         distances = -distances.abs()
-    return torch.tensor(slopes, dtype=torch.float64).view(-1, 1, 1) * distances
+    return torch.tensor(slopes, dtype=torch.float64)[..., None, None] * distances
 
 
 def join_causal(mask: Tensor | None, causal: Tensor) -> Tensor:

@@ -138,7 +138,10 @@ class Problem:
         return self.options.scale
 
     def alibi_bias(self, claims: Claims) -> Tensor:
-        """Return the bias of the slopes of the call, (H, L, S), in float64, in its claimed form."""
+        """Return the bias of the slopes of the call in float64, in its claimed form.
+
+        It is (H, L, S), or (B, H, L, S) for slopes of each item.
+        """
         _, _, queries, keys = self.shape
         declared, slopes = claims.scores.alibi, self.options.alibi
         if declared is None or slopes is None:

@@ -118,11 +118,11 @@ def _biased(heads: Heads, scores: Ball, u: float) -> Ball:
     """Return s_j + b_j with its error."""
     if heads.bias is None:
         return scores
-    # E_j += u |b_j|, then E_j += u (|s_j| + E_j), unless b_j = 0
-    bias = heads.bias.masked_fill(heads.forbidden, 0.0)
-    s = scores.mid + bias
-    added = scores.rad + u * (s.abs() + scores.rad + (1 + u) * bias.abs())
-    return Ball(s, torch.where(bias != 0, added, scores.rad))
+    # E_j += db_j + u |b_j|, then E_j += u (|s_j| + E_j), unless b_j = 0
+    bias = heads.bias.rearranged(lambda part: part.masked_fill(heads.forbidden, 0.0))
+    s, known = scores.mid + bias.mid, scores.rad + bias.rad
+    added = known + u * (s.abs() + known + (1 + u) * bias.size)
+    return Ball(s, torch.where(bias.size != 0, added, scores.rad))
 
 
 def _capped(cap: float, scores: Ball, u: float, precision: Precision) -> tuple[Ball, Ball]:

@@ -26,6 +26,8 @@ LseDtype = Literal["float32", "input"]
 # How many keys before and after its own place a query sees, itself not counted; None for all of
 # them.
 Bounds = tuple[int | None, int | None]
+# Of the heads, or of the heads of each item.
+Slopes = tuple[float, ...] | tuple[tuple[float, ...], ...]
 # The options that every attention takes.
 EVERY_CALL = ("mask", "is_causal", "need_weights")
 
@@ -92,8 +94,11 @@ class Alibi:
     form: for a query at place p, "signed" is m (t - p) for key t, and "symmetric" -m |t - p|.
     origin: a signed bias is counted from the query's own place, or from "any", which changes no
         weight.
+    per_item: slopes may be a tensor (B, H), for each item, as well as (H,).
+    built_in: slopes are not given, but switched on; they are those of `alibi_slopes` (clause
+        ALB-2).
 
-    Raises ValueError for an unknown word.
+    Raises ValueError for an unknown word, or for slopes that are built in and given.
 
     >>> Alibi("signed").origin
     'query'
@@ -101,9 +106,13 @@ class Alibi:
 
     form: AlibiForm
     origin: AlibiOrigin = "query"
+    per_item: bool = False
+    built_in: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an unknown word."""
+        """Raise ValueError for an unknown word, or for slopes that are built in and given."""
+        if self.per_item and self.built_in:
+            raise ValueError("Alibi.per_item is of slopes that are given, and built_in of others")
         for name, known in (("form", AlibiForm), ("origin", AlibiOrigin)):
             if getattr(self, name) not in get_args(known):
                 words = ", ".join(map(repr, get_args(known)))
@@ -126,7 +135,7 @@ class Scores:
         or after it.
     sinks: each head has a sink z: exp(z) is added to the denominator of its weights. The dtype of
         the tensor (H,) in which they are passed: float32, or that of the inputs.
-    alibi: how slopes of the heads, a tensor (H,) in float32, become a bias.
+    alibi: how slopes of the heads, in float32, become a bias.
 
     Raises ValueError for an unknown word.
 
@@ -249,7 +258,8 @@ class Options:
     softcap: c, of scores that become c tanh(s / c), or None.
     sinks: a number z for each head, whose exponential is added to the denominator of its weights;
         None for none.
-    alibi: a slope for each head, of a bias that grows with the distance of a key; None for none.
+    alibi: a slope for each head, or for each item and head, of a bias that grows with the distance
+        of a key; None for none.
 
     >>> Options(scale=0.5).arguments
     {'mask': None, 'is_causal': False, 'need_weights': False, 'scale': 0.5}
@@ -263,7 +273,7 @@ class Options:
     window: Bounds | None = None
     softcap: float | None = None
     sinks: tuple[float, ...] | None = None
-    alibi: tuple[float, ...] | None = None
+    alibi: Slopes | None = None
     chunk: int | None = None
 
     @property

@@ -13,9 +13,9 @@ from torch import Tensor
 from mha.conformance.cases.mask_kinds import make_mask
 from mha.conformance.cases.memory_layouts import MIXED, lay_out
 from mha.conformance.cases.values import make_inputs
-from mha.spec import Config, Options, Problem, to_convention
+from mha.spec import Config, Options, Problem, alibi_slopes, to_convention
 from mha.spec.claims import Alignment
-from mha.spec.scores import Bounds
+from mha.spec.scores import Bounds, Slopes
 
 # How query, key and value share tensors: for each, the index of the tensor that it takes.
 SHARING = {
@@ -36,6 +36,8 @@ SINKS: dict[str, Callable[[float], float]] = {
     "infinite": lambda number: -math.inf,
 }
 
+# The slopes of `alibi_slopes`, and others for each item.
+BUILT_IN, OF_ITEMS = "built_in", "items"
 # Slopes, from the place of a head and a number in [-3, 3]; as they are usually made, and others.
 SLOPES: dict[str, Callable[[int, float], float]] = {
     "falling": lambda head, number: 2.0 ** -(head + 1),
@@ -76,7 +78,8 @@ class Case:
     window: as in `Options`.
     softcap: the cap of the call, None for none.
     sinks: a kind of sinks in `SINKS`, or "none".
-    slopes: a kind of slopes in `SLOPES`, or "none".
+    slopes: a kind of slopes in `SLOPES`, "built_in", or "items" for other slopes of each item; or
+        "none".
     chunk: how many places a chunk has, None for no chunks.
 
     >>> Case(L=2, values="large").problem().query.shape
@@ -233,10 +236,14 @@ def make_sinks(case: Case) -> tuple[float, ...] | None:
     return tuple(make(number) for number in _of_heads(case, 1))
 
 
-def make_slopes(case: Case) -> tuple[float, ...] | None:
-    """Return the slopes of a case, one for each head, or None."""
+def make_slopes(case: Case) -> Slopes | None:
+    """Return the slopes of a case, one for each head, or for each item and head; or None."""
     if case.slopes == "none":
         return None
+    if case.slopes == BUILT_IN:
+        return alibi_slopes(case.n_heads)
+    if case.slopes == OF_ITEMS:
+        return tuple(tuple(_of_heads(case, 2 + item)) for item in range(case.B))
     make = SLOPES[case.slopes]
     return tuple(make(head, number) for head, number in enumerate(_of_heads(case, 2)))
 

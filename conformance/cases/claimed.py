@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from mha.conformance.cases.case import BUILT_IN, OF_ITEMS
 from mha.conformance.cases.mask_kinds import EXTENTS, GROUPS, OF_NUMBERS
 from mha.conformance.cases.variants import VARIANTS
 from mha.spec import Claims
@@ -145,6 +146,19 @@ def claimed_windows(
             kept.append(None)
         elif declared is not None:
             kept.append(declared.nearest(window))
+    return tuple(dict.fromkeys(kept))
+
+
+def claimed_slopes(kinds: tuple[str, ...], claims: Claims) -> tuple[str, ...]:
+    """Return the claimed kinds of slopes; those that are built in take the place of all others."""
+    declared, kept = claims.scores.alibi, list[str]()
+    for kind in kinds:
+        if kind == "none":
+            kept.append(kind)
+        elif declared and declared.built_in:
+            kept.append(BUILT_IN)
+        elif declared and (kind != OF_ITEMS or declared.per_item):
+            kept.append(kind)
     return tuple(dict.fromkeys(kept))
 
 

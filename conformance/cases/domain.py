@@ -15,6 +15,7 @@ from mha.conformance.cases.claimed import (
     claimed_masks,
     claimed_ranks,
     claimed_scales,
+    claimed_slopes,
     claimed_variants,
     claimed_windows,
     if_claimed,
@@ -206,7 +207,7 @@ class Domain:
             "windows": claimed_windows(self.windows, claims),
             "softcaps": if_claimed(self.softcaps, scores.softcap, None),
             "sinks": if_claimed(self.sinks, scores.sinks, "none"),
-            "slopes": if_claimed(self.slopes, scores.alibi, "none"),
+            "slopes": claimed_slopes(self.slopes, claims),
             "chunks": if_claimed(self.chunks, scores.chunk, None),
             "lse": if_claimed(self.lse, claims.lse, False),
         }

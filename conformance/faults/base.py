@@ -50,7 +50,7 @@ CLAIMS = Claims(
         chunk=True,
         softcap="before_bias",
         sinks="float32",
-        alibi=Alibi("signed"),
+        alibi=Alibi("signed", per_item=True),
     ),
     second_gradients=True,
     decodes="chunks",

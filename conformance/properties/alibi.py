@@ -15,6 +15,7 @@ from mha.conformance.properties.support.shared_assertions import (
     expect_gradients,
     expect_result,
     expect_together,
+    options_refused_without_causal,
 )
 
 SLOPED = Domain(
@@ -36,11 +37,10 @@ def alibi_is_the_float_mask_of_its_slopes(session: Session, case: Case) -> None:
     """With slopes the result is within the bound, beside masks and the causal flag."""
     problem = case.problem()
     assume_answered(session, problem)
-    expect_result(
-        session(problem),
-        session.expected(problem),
-        "the oracle's value, with the bias of the slopes",
-    )
+    with options_refused_without_causal(session, problem):
+        result = session(problem)
+    because = "the oracle's value, with the bias of the slopes"
+    expect_result(result, session.expected(problem), because)
 
 
 @property_of(
@@ -76,9 +76,9 @@ def alibi_goes_with_other_options(session: Session, case: Case) -> None:
 )
 def gradients_have_the_slopes(session: Session, case: Case) -> None:
     """With slopes the gradients are within the bound."""
-    expect_gradients(
-        session, case.problem(), None, "by the oracle's formulas, with the bias of the slopes"
-    )
+    problem, because = case.problem(), "by the oracle's formulas, with the bias of the slopes"
+    with options_refused_without_causal(session, problem):
+        expect_gradients(session, problem, None, because)
 
 
 @property_of(
@@ -93,3 +93,43 @@ def gradients_have_the_slopes(session: Session, case: Case) -> None:
 def slopes_have_an_effect(session: Session, case: Case) -> None:
     """Where slopes change the exact result by ten times the bound, the result changes too."""
     expect_effect(session, case.problem(), "alibi")
+
+
+@property_of(
+    "ALB-1",
+    replace(SLOPED, masks=COMMON, slopes=("items",), min_B=2),
+    needs="scores.alibi.per_item",
+    requires="ALB-1",
+    must_reject=("ignores_slopes",),
+    max_cases=20,
+    number=4,
+)
+def each_item_has_its_slopes(session: Session, case: Case) -> None:
+    """With other slopes for each item the result is within the bound."""
+    alibi_is_the_float_mask_of_its_slopes(session, case)
+
+
+@property_of(
+    "ALB-2",
+    Domain(
+        causal=BOTH,
+        values=MODERATE,
+        slopes=("built_in",),
+        scale="wide",
+        # Powers of two, and others, among them numbers of heads of known models.
+        sizes={
+            "n_heads": (3, 5, 12, 2, 6, 7, 9, 16, 1, 24, 40),
+            "head_dim": (8,),
+            "B": (1, 2),
+            "L": (7, 33),
+            "S": (33, 7),
+        },
+    ),
+    needs="scores.alibi.built_in",
+    requires="HED-1",
+    must_reject=("geometric_slopes", "ignores_slopes"),
+    max_cases=24,
+)
+def built_in_slopes_are_the_usual_ones(session: Session, case: Case) -> None:
+    """For any number of heads the result is within the bound, with the usual slopes."""
+    alibi_is_the_float_mask_of_its_slopes(session, case)

@@ -18,7 +18,7 @@ from mha.conformance.properties.support.shared_assertions import (
     expect_gradients,
     expect_result,
     expect_together,
-    windows_refused_without_causal,
+    options_refused_without_causal,
 )
 
 # Of a few places, of one, and at and beside the edges of tiles.
@@ -37,7 +37,7 @@ def a_chunk_has_exactly_its_keys(session: Session, case: Case) -> None:
     """With chunks the result is within the bound of the oracle's."""
     problem = case.problem()
     assume_answered(session, problem)
-    with windows_refused_without_causal(session, problem):
+    with options_refused_without_causal(session, problem):
         result = session(problem)
     because = f"the oracle's value, with chunks of {case.chunk} places"
     expect_result(result, session.expected(problem), because)
@@ -70,7 +70,7 @@ def gradients_have_the_chunks(session: Session, case: Case) -> None:
     """With chunks the gradients are within the bound."""
     problem = case.problem()
     assume_answered(session, problem)
-    with windows_refused_without_causal(session, problem):
+    with options_refused_without_causal(session, problem):
         expect_gradients(session, problem, None, "by the oracle's formulas, with the chunks")
 
 
@@ -90,7 +90,7 @@ def a_chunk_of_everything_equals_none(session: Session, case: Case) -> None:
     holds_all = torch.equal(problem.allowed(alignment), plain.allowed(alignment))
     assume(holds_all, "queries before the first key are in no chunk with one")
     assume_answered(session, problem)
-    with windows_refused_without_causal(session, problem):
+    with options_refused_without_causal(session, problem):
         output = session(problem).output
     expected = session.expected(plain).output
     expect_close(output, expected, because="the oracle's value without chunks")

@@ -17,7 +17,7 @@ from mha.conformance.properties.support.shared_assertions import (
     expect_effect,
     expect_gradients,
     expect_result,
-    windows_refused_without_causal,
+    options_refused_without_causal,
 )
 from mha.spec import Problem
 
@@ -57,7 +57,7 @@ def a_window_moves_along_longer_sequences(session: Session, case: Case) -> None:
 def _expect_windowed(session: Session, problem: Problem) -> None:
     """Expect the oracle's value with the window of a problem."""
     assume_answered(session, problem)
-    with windows_refused_without_causal(session, problem):
+    with options_refused_without_causal(session, problem):
         result = session(problem)
     left, right = problem.options.window or (None, None)
     before = "all" if left is None else left
@@ -82,7 +82,7 @@ def gradients_have_the_window(session: Session, case: Case) -> None:
     """With a window the gradients are within the bound."""
     problem = case.problem()
     assume_answered(session, problem)
-    with windows_refused_without_causal(session, problem):
+    with options_refused_without_causal(session, problem):
         expect_gradients(session, problem, None, "by the oracle's formulas, with the window")
 
 
@@ -105,7 +105,7 @@ def a_window_of_everything_equals_none(session: Session, case: Case) -> None:
     covers = torch.equal(problem.allowed(alignment), plain.allowed(alignment))
     assume(covers, "no argument of this form covers everything")
     assume_answered(session, problem)
-    with windows_refused_without_causal(session, problem):
+    with options_refused_without_causal(session, problem):
         output = session(problem).output
     expect_close(
         output, session.expected(plain).output, because="the oracle's value without a window"
@@ -141,7 +141,7 @@ def a_window_of_masked_keys_is_an_empty_row(session: Session, case: Case) -> Non
     assume(
         bool(problem.empty_rows(session.claims.alignment).any()), "no window has masked keys only"
     )
-    with windows_refused_without_causal(session, problem):
+    with options_refused_without_causal(session, problem):
         result = session(problem)
     expect_result(
         result, session.expected(problem), "the oracle's value, with rows that have no key"

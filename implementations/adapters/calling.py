@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from mha.implementations.adapters.mask_forms import MaskFormat, Sizes, allow_all, shape_mask
-from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING
+from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING, SLOPES_BY_WORD
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.reading import limits
 from mha.implementations.adapters.signature import Signature
@@ -195,6 +195,9 @@ class CallByName:
             if option == "window":
                 arguments.update(self._window(value))
                 continue
+            if option == "alibi" and self._has_built_in_slopes:
+                arguments.update(self._switched_slopes())
+                continue
             name = getattr(self.signature, option)
             if name:
                 arguments[name] = self._score_value(option, name, value, query)
@@ -211,6 +214,18 @@ class CallByName:
         if option == "softcap" and not value and name in self.signature.none_by_default:
             return None  # what stands for no cap, where 0 is one
         return value
+
+    @property
+    def _has_built_in_slopes(self) -> bool:
+        declared = self.claims.scores.alibi
+        return declared is not None and declared.built_in
+
+    def _switched_slopes(self) -> dict[str, Any]:
+        """Return what switches on slopes that are built in."""
+        name = self.signature.alibi_switch
+        if not name:
+            raise UnsupportedCallError(f"{self.label} has no switch of ALiBi")
+        return {name: SLOPES_BY_WORD.get(name, True)}
 
     def _window(self, bounds: Bounds) -> dict[str, Any]:
         """Return a window by the function's own names, in the form that is claimed."""

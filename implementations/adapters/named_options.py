@@ -10,6 +10,7 @@ from mha.implementations.adapters.names import (
     NUMBERS,
     OPTION_NAMES,
     OTHER_MASKS,
+    SLOPES_BY_WORD,
     WINDOW_NAMES,
     WINDOW_PAIRS,
     is_causal_flag,
@@ -32,6 +33,8 @@ def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str
         is_flag = _is_flag(parameters[name])
         # A flag of the name of a number switches something on, and a flag's name may be a mask's.
         if (is_flag and option in OF_NUMBERS) or (name in FLAGS and not is_flag):
+            continue
+        if option == "alibi_switch" and not (is_flag or name in SLOPES_BY_WORD):
             continue
         return name
     if option == "is_causal":

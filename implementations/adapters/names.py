@@ -83,6 +83,9 @@ SOFTCAP_NAMES = listed(
 # The last one is a tile elsewhere.
 CHUNK_NAMES = listed("attention_chunk attention_chunk_size chunk_size")
 SINK_NAMES = listed("sinks s_aux sink learnable_sink attention_sinks head_sink")
+# What switches on slopes that are built in: flags, or one that takes a word.
+SLOPES_SWITCHES = listed("use_alibi_mask use_alibi alibi pos_encoding_mode")
+SLOPES_BY_WORD = {"pos_encoding_mode": "ALIBI"}
 OPTION_NAMES = {
     "mask": (
         *listed("attn_mask attention_mask mask src_mask tgt_mask masks"),
@@ -104,6 +107,7 @@ OPTION_NAMES = {
     "sinks": SINK_NAMES,
     "alibi": ("alibi_slopes", "alibi"),
     "chunk": CHUNK_NAMES,
+    "alibi_switch": SLOPES_SWITCHES,
     "return_lse": listed(
         """
         return_lse return_softmax_lse return_logsumexp return_residual return_attn_probs

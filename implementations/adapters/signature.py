@@ -43,7 +43,7 @@ class Signature:
     one_input: whether it can be called with a single input, as self-attention is.
     memory: its name for one input that is both key and value; the query then comes first.
     mask, padding, is_causal, need_weights, average, scale, return_lse, softcap, sinks, alibi,
-        chunk: its names for these options; None for one that it does not have.
+        chunk, alibi_switch: its names for these options; None for one that it does not have.
     window: those for a window, one or two; empty if it has none.
     required: the names of all parameters without a default.
     none_by_default: the names of all parameters with the default None.
@@ -70,6 +70,7 @@ class Signature:
     sinks: str | None
     alibi: str | None
     chunk: str | None
+    alibi_switch: str | None
     window: tuple[str, ...]
     required: frozenset[str]
     none_by_default: frozenset[str] = frozenset()
@@ -140,6 +141,7 @@ def signature_of(
         sinks=option_name("sinks", parameters),
         alibi=option_name("alibi", parameters),
         chunk=option_name("chunk", parameters),
+        alibi_switch=option_name("alibi_switch", parameters),
         window=window_names(parameters),
         required=_with_default(parameters, inspect.Parameter.empty),
         none_by_default=_with_default(parameters, None),

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import get_args
 
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.probes import Probe
 from mha.implementations.inference.score_options import (
     ScoreOption,
     aligned,
     possible_alignments,
 )
-from mha.spec import Alibi, Scores
-from mha.spec.scores import AlibiForm
+from mha.spec import Alibi, Scores, alibi_slopes
+from mha.spec.scores import AlibiForm, Slopes
 
 # Of the heads of trial runs.
 TRIED = (0.5, -0.75)
@@ -45,7 +46,62 @@ class AlibiOption(ScoreOption):
     def words(self, scores: Scores) -> str:
         """Return what a reading says."""
         assert scores.alibi
-        return f"slopes m of each head add {WORDS[scores.alibi.form]}{aligned(scores)}"
+        whose = "each item and head" if scores.alibi.per_item else "each head"
+        return f"slopes m of {whose} add {WORDS[scores.alibi.form]}{aligned(scores)}"
+
+    def value_for(self, scores: Scores, probe: Probe, value: tuple[float, ...]) -> Slopes:
+        """Return the slopes, or others for each item."""
+        assert scores.alibi
+        if not scores.alibi.per_item:
+            return value
+        return tuple(_times(value, 1 + item) for item in range(probe.batch))
+
+    def completed(self, candidate: Candidate) -> Candidate:
+        """Return the candidate with slopes for each item, if these are taken too."""
+        scores = candidate.claimed("scores")
+        of_items = replace(scores, alibi=replace(scores.alibi, per_item=True))
+        return (
+            candidate.claiming(scores=of_items) if self.follows(candidate, of_items) else candidate
+        )
+
+
+class BuiltInAlibi(AlibiOption):
+    """A switch of slopes that are those of the number of heads."""
+
+    def names(self, candidate: Candidate) -> str | None:
+        """Return the name of the switch, where no slopes are given."""
+        signature = candidate.signature
+        return None if signature.alibi else signature.alibi_switch
+
+    def readings(self, candidate: Candidate) -> Iterator[Scores]:
+        """Yield each form, from each end where nothing says it."""
+        for scores in super().readings(candidate):
+            assert scores.alibi
+            yield replace(scores, alibi=replace(scores.alibi, built_in=True))
+
+    def values(self, scores: Scores) -> tuple[tuple[float, ...]]:
+        """Return the slopes of as many heads as trial runs have."""
+        del scores
+        return (alibi_slopes(len(TRIED)),)
+
+    def words(self, scores: Scores) -> str:
+        """Return what a reading says."""
+        assert scores.alibi
+        return f"the usual slopes m of heads add {WORDS[scores.alibi.form]}{aligned(scores)}"
+
+    def flags(self, candidate: Candidate, scores: Scores, *, ignored: bool) -> tuple[bool, ...]:
+        """Return both flags, where there is one, and the bias is added without it."""
+        del ignored
+        return self.flags_taken(candidate, scores)
+
+    def completed(self, candidate: Candidate) -> Candidate:
+        """Return the candidate: slopes that are not given are the same for all items."""
+        return candidate
+
+
+def _times(slopes: tuple[float, ...], factor: float) -> tuple[float, ...]:
+    return tuple(factor * slope for slope in slopes)
 
 
 ALIBI = AlibiOption()
+BUILT_IN_ALIBI = BuiltInAlibi()

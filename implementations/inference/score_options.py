@@ -26,6 +26,11 @@ class ScoreOption:
 
     name: ClassVar[str]
 
+    def names(self, candidate: Candidate) -> str | tuple[str, ...] | None:
+        """Return the name, or names, of its argument; none where there is no such argument."""
+        found: str | tuple[str, ...] | None = getattr(candidate.signature, self.name)
+        return found
+
     def readings(self, candidate: Candidate) -> Iterable[Scores]:
         """Return the ways to read the argument, the usual ones of its name first."""
         raise NotImplementedError
@@ -33,6 +38,11 @@ class ScoreOption:
     def values(self, scores: Scores) -> Iterable[Any]:
         """Return the values that are passed."""
         raise NotImplementedError
+
+    def value_for(self, scores: Scores, probe: Probe, value: Any) -> Any:
+        """Return a value as it is passed beside the inputs of a probe."""
+        del scores, probe
+        return value
 
     def words(self, scores: Scores) -> str:
         """Return what a reading says."""
@@ -77,7 +87,7 @@ class ScoreOption:
 
         Without an effect, or with another one, it is claimed as its name says, and fails then.
         """
-        if not (candidate.explained and getattr(candidate.signature, self.name)):
+        if not (candidate.explained and self.names(candidate)):
             return candidate
         readings = list(self.readings(candidate))
         for scores in readings:
@@ -96,7 +106,7 @@ class ScoreOption:
         self, candidate: Candidate, evidence: str = "tested", *, is_idle: bool = False
     ) -> Candidate:
         """Return a candidate that claims the option with the row about it."""
-        names = getattr(candidate.signature, self.name)
+        names = self.names(candidate) or ()
         called = ", ".join([names] if isinstance(names, str) else names)
         if is_idle:
             return candidate.noting(self.name, f"{called} has no effect")
@@ -112,7 +122,8 @@ class ScoreOption:
         flags = self.flags(tried, scores, ignored=ignored)
         for probe, value, flag in product(tried.probes, self.values(scores), flags):
             mask = self.mask(tried, probe)
-            options = Options(mask=mask, is_causal=flag).change(**{self.name: value})
+            given = {self.name: self.value_for(scores, probe, value)}
+            options = Options(mask=mask, is_causal=flag).change(**given)
             result = tried.call(probe.inputs, **options.arguments)
             shown = options.change(**{self.name: None}) if ignored else options
             expected = _formula_with(tried, shown)(probe.inputs, tried.weights, mask)

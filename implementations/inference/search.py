@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mha.implementations.inference.alibi import ALIBI
+from mha.implementations.inference.alibi import ALIBI, BUILT_IN_ALIBI
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.causal import built_not_causal, find_causal
 from mha.implementations.inference.chunks import CHUNK
@@ -111,6 +111,7 @@ FINDERS = (
     Finder(SOFTCAP.find),
     Finder(SINKS.find),
     Finder(ALIBI.find),
+    Finder(BUILT_IN_ALIBI.find),
     Finder(CHUNK.find),
     Finder(find_rounding),
     Finder(find_products),

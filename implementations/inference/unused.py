@@ -66,6 +66,8 @@ def _used_options(candidate: Candidate) -> set[str | None]:
     for name in ("scale", "softcap", "sinks", "alibi", "chunk"):
         if getattr(scores, name):
             used.add(getattr(signature, name))
+    if scores.alibi and scores.alibi.built_in:
+        used.add(signature.alibi_switch)
     if scores.window:
         used |= {*signature.window}
     if "lse" in candidate.claims:

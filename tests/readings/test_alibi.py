@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mha.implementations.inference.kernels import infer_kernel
-from mha.spec import Alibi, Scores, alibi_bias, causal_mask
+from mha.spec import Alibi, Scores, alibi_bias, alibi_slopes, causal_mask
 from support.judging import expect_conforms, expect_fail
 
 CLAUSES = ["ALB-1", "EFF-1"]
@@ -99,3 +100,61 @@ def test_bias_is_what_its_docstring_says(alignment: str) -> None:
         for query in range(3):
             for key in range(5):
                 assert float(bias[head, query, key]) == slope * (key - query - offset)
+
+
+def of_each_item(q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None = None) -> Tensor:
+    """Take slopes (H,) or (B, H), as flash-attention 2."""
+    bias = None
+    if alibi_slopes is not None:
+        bias = alibi_slopes[..., None, None] * distances(q, k, "top_left")
+    return biased(q, k, v, bias, "top_left")
+
+
+def of_flashinfer(q: Tensor, k: Tensor, v: Tensor, pos_encoding_mode: str = "NONE") -> Tensor:
+    bias = None
+    if pos_encoding_mode == "ALIBI":
+        slopes = torch.tensor(alibi_slopes(q.shape[1]))
+        bias = slopes.view(-1, 1, 1) * distances(q, k, "top_left")
+    return biased(q, k, v, bias, "top_left")
+
+
+def of_cudnn(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, use_alibi_mask: bool = False
+) -> Tensor:
+    if use_alibi_mask and not is_causal:
+        raise ValueError("use_alibi_mask needs is_causal")
+    heads = torch.arange(1, q.shape[1] + 1)
+    slopes = 2.0 ** (-8 * heads / q.shape[1])  # which is right for powers of two
+    bias = slopes.view(-1, 1, 1) * distances(q, k, "top_left") if use_alibi_mask else None
+    return biased(q, k, v, bias, "top_left", is_causal)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "alibi", "clause"),
+    [
+        (of_each_item, Alibi("signed", per_item=True), "ALB-1"),
+        (of_flashinfer, Alibi("signed", built_in=True), "ALB-2"),
+    ],
+)
+def test_slopes_of_items_and_built_in_ones_are_found_and_conform(
+    kernel: Callable[..., Tensor], alibi: Alibi, clause: str
+) -> None:
+    inference = infer_kernel(kernel)
+    assert inference.implementation.claims.scores.alibi == alibi
+    expect_conforms(inference, [clause, "ALB-1", "EFF-1"], dtypes=["float32", "bfloat16"])
+
+
+def test_slopes_for_powers_of_two_only_are_named() -> None:
+    inference = infer_kernel(of_cudnn)
+    assert inference.implementation.claims.scores.alibi == Alibi("signed", built_in=True)
+    verdict = expect_fail(inference, "ALB-2")
+    assert "the slopes of ALiBi are 2^(-8j/H), as if H were a power of two" in verdict.diagnosis
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 3, 5, 8, 12, 16, 24])
+def test_usual_slopes_are_every_second_one_of_twice_as_many(n_heads: int) -> None:
+    """As Press et al. make them: of n heads, then of every second one of 2n heads."""
+    power = 2 ** math.floor(math.log2(n_heads))
+    usual = [2 ** (-8 * place / power) for place in range(1, power + 1)]
+    denser = [2 ** (-8 * place / (2 * power)) for place in range(1, 2 * power + 1)]
+    assert alibi_slopes(n_heads) == pytest.approx(usual + denser[::2][: n_heads - power])

@@ -25,7 +25,7 @@ from mha.conformance.harness.known_bad.defect import KnownBad
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.settings import PROFILES
-from mha.spec import CLAUSES, Claims, Implementation, Lse, Rounding, Scores, Sizes
+from mha.spec import CLAUSES, Alibi, Claims, Implementation, Lse, Rounding, Scores, Sizes
 from support import variants
 from support.effort import EVERYTHING
 from support.judging import RIGHT, expect_pass
@@ -182,6 +182,7 @@ REJECTED_BY = {
     "unbounded_is_zero": ("WIN-2", "float32"),
     "ignores_sinks": ("SNK-1", "float32"),
     "sinks_detached": ("SNK-2", "float32"),
+    "geometric_slopes": ("ALB-2", "float32"),
     "ignores_chunks": ("CHK-1", "float32"),
     "ignores_slopes": ("ALB-1", "float32"),
     "ignores_softcap": ("CAP-1", "float32"),
@@ -225,6 +226,8 @@ def test_known_bad_answer_without_a_defect_conforms(claimed: Any) -> None:
 def test_known_bad_answer_does_not_conform(defect: str) -> None:
     clause, dtype = REJECTED_BY[defect]
     claims = replace(CLAIMS, composes=(), extras=(), memory="linear", lse=Lse(gradient=True))
+    if clause == "ALB-2":
+        claims = replace(claims, scores=Scores(alibi=Alibi("signed", built_in=True)))
     report = check(
         KnownBad(REJECTED[defect], claims), "quick", clauses=[clause], dtypes=[dtype], strict=True
     )

@@ -128,6 +128,17 @@ ADVICE: dict[str, Advice] = {
     "the slope of the first head": Advice(
         "ALB-1", "Each query head has a slope of its own: `slopes.view(-1, 1, 1)`."
     ),
+    "the slopes of the first item": Advice(
+        "ALB-1", "Slopes (B, H) are of items and heads: `slopes[:, :, None, None]`."
+    ),
+    "the slopes of ALiBi are 2^(-8j/H)": Advice(
+        "ALB-2",
+        "Take n = 2^floor(log2 H): the first n slopes are 2^(-8j/n), the others odd powers of"
+        " 2^(-4/n).",
+    ),
+    "the slopes of ALiBi begin with 1": Advice(
+        "ALB-2", "The first slope is 2^(-8/n): j begins at 1."
+    ),
     "the scores are of the opposite sign": Advice(
         "SMX-6", "Remove the minus before the scores or the scale."
     ),

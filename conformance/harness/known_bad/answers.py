@@ -26,6 +26,7 @@ from mha.conformance.harness.known_bad.defect import Defect
 from mha.conformance.harness.known_bad.lopsided import Lopsided, SlightlyLopsided
 from mha.conformance.harness.known_bad.options import (
     CHUNKS_IGNORED,
+    GEOMETRIC,
     SCALE_IGNORED,
     SINKS_DETACHED,
     SINKS_IGNORED,
@@ -211,6 +212,7 @@ ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "ignores_sinks": SINKS_IGNORED.attention,
     "sinks_detached": SINKS_DETACHED.attention,
     "ignores_slopes": SLOPES_IGNORED.attention,
+    "geometric_slopes": GEOMETRIC.attention,
     "ignores_softcap": SOFTCAP_IGNORED.attention,
     "softcap_without_gradient": STRAIGHT_THROUGH.attention,
     "one_weight": OneWeight,

@@ -16,7 +16,6 @@ from mha.spec.claims import Alignment
 from mha.spec.scores import Bounds
 
 Pair = tuple[Tensor, Tensor]
-Slopes = tuple[float, ...]
 
 
 def _other_window(name: str, text: str, change: Callable[[Bounds], Bounds | None]) -> Defect:
@@ -112,19 +111,53 @@ SINKS_DETACHED = defect(
 SINKS_IGNORED = defect("sinks_ignored", "the sinks have no effect", sinks=lambda self, scores: None)
 
 
-def _other_slopes(name: str, text: str, change: Callable[[Slopes], Slopes | None]) -> Defect:
+def with_slopes(options: Options, change: Callable[[Tensor], Tensor]) -> Options:
+    """Return options with other slopes, if they have any; change: of a tensor (H,) or (B, H)."""
+    if options.alibi is None:
+        return options
+    changed = change(torch.tensor(options.alibi, dtype=torch.float64))
+    return options.change(alibi=changed.tolist())
+
+
+def _other_slopes(name: str, text: str, change: Callable[[Tensor], Tensor]) -> Defect:
     """Return a defect of calls with slopes, which are others."""
 
     def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Pair:
-        if options.alibi is not None:
-            options = options.change(alibi=change(options.alibi))
+        return TextbookAttention.allow(self, with_slopes(options, change), scores)
+
+    return defect(name, text, allow=allow)
+
+
+def _other_built_in(name: str, text: str, change: Callable[[Tensor], Tensor]) -> Defect:
+    """Return a defect of slopes that are built in, which are others."""
+
+    def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Pair:
+        declared = self.claims.scores.alibi
+        if declared and declared.built_in:
+            options = with_slopes(options, change)
         return TextbookAttention.allow(self, options, scores)
 
     return defect(name, text, allow=allow)
 
 
+def geometric(slopes: Tensor) -> Tensor:
+    """Return slopes of as many heads, 2^(-8j/H), as if H were a power of two."""
+    places = torch.arange(1, len(slopes) + 1, dtype=slopes.dtype)
+    return 2 ** (-8 * places / len(slopes))
+
+
+def from_one(slopes: Tensor) -> Tensor:
+    """Return slopes of as many heads that begin with 1, at j = 0."""
+    power = 1 << (len(slopes).bit_length() - 1)
+    step, half = 2 ** (8 / power), 2 ** (4 / power)
+    return torch.cat([slopes[:power] * step, slopes[power:] * half])
+
+
 SLOPES_IGNORED = _other_slopes(
-    "slopes_ignored", "the slopes of ALiBi have no effect", lambda slopes: None
+    "slopes_ignored", "the slopes of ALiBi have no effect", torch.zeros_like
+)
+GEOMETRIC = _other_built_in(
+    "geometric_slopes", "the slopes of ALiBi are 2^(-8j/H), as if H were a power of two", geometric
 )
 
 
@@ -230,9 +263,19 @@ def _scaled_sinks(self: TextbookAttention, scores: Tensor) -> Tensor | None:
 def slopes() -> Iterator[Defect]:
     """Yield other slopes than a call gives."""
     text = "the bias of ALiBi has the opposite sign"
-    yield _other_slopes("slopes_negated", text, lambda slopes: tuple(-slope for slope in slopes))
+    yield _other_slopes("slopes_negated", text, lambda slopes: -slopes)
     text = "the slope of the first head is that of every head"
-    yield _other_slopes("first_slope", text, lambda slopes: slopes[:1] * len(slopes))
+    yield _other_slopes("first_slope", text, lambda slopes: slopes[..., :1].expand_as(slopes))
+    text = "the slopes of the first item are those of every item"
+    yield _other_slopes("slopes_of_first_item", text, of_first_item)
+    yield GEOMETRIC
+    text = "the slopes of ALiBi begin with 1, at j = 0"
+    yield _other_built_in("slopes_from_one", text, from_one)
+
+
+def of_first_item(slopes: Tensor) -> Tensor:
+    """Return slopes (B, H) that are all those of the first item; others as they are."""
+    return slopes[:1].expand_as(slopes) if slopes.ndim == 2 else slopes
 
 
 def chunks() -> Iterator[Defect]:

@@ -47,17 +47,19 @@ def assume_answered(session: Session, problem: Problem) -> None:
 
 
 @contextmanager
-def windows_refused_without_causal(session: Session, problem: Problem) -> Iterator[None]:
-    """Discard a case whose window, or chunk, is refused without the causal flag.
+def options_refused_without_causal(session: Session, problem: Problem) -> Iterator[None]:
+    """Discard a case whose window, chunk or slopes are refused without the causal flag.
 
     That is so where calls may have the flag.
     """
     try:
         yield
     except CallRaised:
-        is_cut = problem.options.window is not None or problem.options.chunk is not None
-        needs_flag = is_cut and session.claims.causal is not None
-        assume(problem.is_causal or not needs_flag, "a window is refused without the causal flag")
+        options, may_be_causal = problem.options, session.claims.causal is not None
+        by_place = (options.window, options.chunk, options.alibi)
+        needs_flag = may_be_causal and any(given is not None for given in by_place)
+        reason = "a window, chunks or ALiBi are refused without the causal flag"
+        assume(problem.is_causal or not needs_flag, reason)
         raise
 
 
@@ -267,6 +269,10 @@ def cases_of_each_width(session: Session, case: Case) -> list[Case]:
 
 def expect_together(session: Session, problem: Problem) -> None:
     """Expect the oracle's result for several options on the scores, if not refused together."""
+    declared, options = session.claims.scores.alibi, problem.options
+    moves = declared is not None and declared.origin == "any" and options.alibi is not None
+    is_moved = moves and (options.sinks is not None or options.softcap is not None)
+    assume(not is_moved, "sinks or a cap act on a bias that may be counted from another place")
     assume_answered(session, problem)
     try:
         result = session(problem)
@@ -284,7 +290,7 @@ CLEAR = 10.0
 def expect_effect(session: Session, problem: Problem, option: str) -> None:
     """Expect a result that is not the one without an option, where the two are clearly apart."""
     assume_answered(session, problem)
-    with windows_refused_without_causal(session, problem):
+    with options_refused_without_causal(session, problem):
         output = session(problem).output  # first: no frame above a call holds an answer
     expected = session.expected(problem).output
     without = session.expected(problem.change(**{option: None})).output
