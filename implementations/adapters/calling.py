@@ -11,17 +11,14 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from mha.implementations.adapters.mask_forms import MaskFormat, Sizes, allow_all, shape_mask
-from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING, SLOPES_BY_WORD
+from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.reading import limits
+from mha.implementations.adapters.score_arguments import ScoreArguments
 from mha.implementations.adapters.signature import Signature
 from mha.implementations.discovery.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Options, Output, causal_mask, join_causal
 from mha.spec.masks import form_of
-from mha.spec.scores import Bounds
-
-# Options that ask for a result, which a function may return without being asked.
-RESULTS = ("return_lse",)
 
 
 class Call(Protocol):
@@ -190,56 +187,9 @@ class CallByName:
 
     def _of_scores(self, options: Options, query: Tensor) -> dict[str, Any]:
         """Return what is said about the scores, by the function's own names."""
-        arguments: dict[str, Any] = {}
-        for option, value in options.of_scores.items():
-            if option == "window":
-                arguments.update(self._window(value))
-                continue
-            if option == "alibi" and self._has_built_in_slopes:
-                arguments.update(self._switched_slopes())
-                continue
-            name = getattr(self.signature, option)
-            if name:
-                arguments[name] = self._score_value(option, name, value, query)
-            elif option not in RESULTS:
-                raise UnsupportedCallError(f"{self.label} takes no {option}")
-        return arguments
-
-    def _score_value(self, option: str, name: str, value: Any, query: Tensor) -> Any:
-        """Return the value of an option about the scores as the function takes it."""
-        if option in ("sinks", "alibi"):
-            in_dtype = option == "sinks" and self.claims.scores.sinks == "input"
-            dtype = query.dtype if in_dtype else torch.float32
-            return torch.as_tensor(value, dtype=dtype, device=query.device)
-        if option == "softcap" and not value and name in self.signature.none_by_default:
-            return None  # what stands for no cap, where 0 is one
-        return value
-
-    @property
-    def _has_built_in_slopes(self) -> bool:
-        declared = self.claims.scores.alibi
-        return declared is not None and declared.built_in
-
-    def _switched_slopes(self) -> dict[str, Any]:
-        """Return what switches on slopes that are built in."""
-        name = self.signature.alibi_switch
-        if not name:
-            raise UnsupportedCallError(f"{self.label} has no switch of ALiBi")
-        return {name: SLOPES_BY_WORD.get(name, True)}
-
-    def _window(self, bounds: Bounds) -> dict[str, Any]:
-        """Return a window by the function's own names, in the form that is claimed."""
-        declared, names = self.claims.scores.window, self.signature.window
-        if declared is None or not names:
-            raise UnsupportedCallError(f"{self.label} takes no window")
-        numbers = declared.numbers(bounds)
-        if len(names) == len(numbers):
-            return dict(zip(names, numbers, strict=True))
-        if len(names) > 1:
-            raise UnsupportedCallError(
-                f"{self.label} takes a window as two numbers, {' and '.join(names)}"
-            )
-        return {names[0]: numbers}
+        names = self.signature
+        arguments = ScoreArguments(self.label, names.scores, self.claims, names.none_by_default)
+        return arguments.of(options, query)
 
     def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> Any:
         """Return what a required parameter is given, by its name; None for an unknown one."""

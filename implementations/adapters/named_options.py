@@ -18,7 +18,7 @@ from mha.implementations.adapters.names import (
 )
 
 # Options that are numbers, and no flags.
-OF_NUMBERS = ("softcap", "sinks", "alibi", "chunk")
+OF_NUMBERS = ("scale", "softcap", "sinks", "alibi", "chunk")
 
 
 def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str | None:
@@ -28,20 +28,22 @@ def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str
     'causal_mask'
     """
     for name in OPTION_NAMES[option]:
-        if name not in parameters:
-            continue
-        is_flag = _is_flag(parameters[name])
-        # A flag of the name of a number switches something on, and a flag's name may be a mask's.
-        if (is_flag and option in OF_NUMBERS) or (name in FLAGS and not is_flag):
-            continue
-        if option == "alibi_switch" and not (is_flag or name in SLOPES_BY_WORD):
-            continue
-        return name
+        if name in parameters and _may_be(option, parameters[name]):
+            return name
     if option == "is_causal":
         for name, parameter in parameters.items():
             if is_causal_flag(name, parameter.default):
                 return name
     return None
+
+
+def _may_be(option: str, parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter of a known name is the option, by whether it is a flag."""
+    name, is_flag = parameter.name, _is_flag(parameter)
+    if option == "alibi_switch":
+        return is_flag or name in SLOPES_BY_WORD
+    # A flag of the name of a number switches something on, and a flag's name may be a mask's.
+    return not is_flag if option in OF_NUMBERS else is_flag or name not in FLAGS
 
 
 def window_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:

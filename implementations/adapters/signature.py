@@ -15,7 +15,6 @@ from mha.implementations.adapters.named_options import (
     first_known,
     is_unknown_mask,
     option_name,
-    window_names,
 )
 from mha.implementations.adapters.names import (
     INPUT_NAMES,
@@ -31,6 +30,7 @@ from mha.implementations.adapters.names import (
     is_option,
     words_of,
 )
+from mha.implementations.adapters.score_arguments import Names, score_names
 
 BY_POSITION = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 
@@ -42,9 +42,9 @@ class Signature:
     inputs: its names for query, key and value; empty if they are passed by position.
     one_input: whether it can be called with a single input, as self-attention is.
     memory: its name for one input that is both key and value; the query then comes first.
-    mask, padding, is_causal, need_weights, average, scale, return_lse, softcap, sinks, alibi,
-        chunk, alibi_switch: its names for these options; None for one that it does not have.
-    window: those for a window, one or two; empty if it has none.
+    mask, padding, is_causal, need_weights, average: its names for these options; None for one that
+        it does not have.
+    scores: those for options about the scores, as of `score_names`.
     required: the names of all parameters without a default.
     none_by_default: the names of all parameters with the default None.
     others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which
@@ -64,14 +64,7 @@ class Signature:
     is_causal: str | None
     need_weights: str | None
     average: str | None
-    scale: str | None
-    return_lse: str | None
-    softcap: str | None
-    sinks: str | None
-    alibi: str | None
-    chunk: str | None
-    alibi_switch: str | None
-    window: tuple[str, ...]
+    scores: Names
     required: frozenset[str]
     none_by_default: frozenset[str] = frozenset()
     others: tuple[str, ...] = ()
@@ -135,14 +128,7 @@ def signature_of(
         is_causal=is_causal,
         need_weights=need_weights,
         average=average,
-        scale=option_name("scale", parameters),
-        return_lse=option_name("return_lse", parameters),
-        softcap=option_name("softcap", parameters),
-        sinks=option_name("sinks", parameters),
-        alibi=option_name("alibi", parameters),
-        chunk=option_name("chunk", parameters),
-        alibi_switch=option_name("alibi_switch", parameters),
-        window=window_names(parameters),
+        scores=score_names(parameters),
         required=_with_default(parameters, inspect.Parameter.empty),
         none_by_default=_with_default(parameters, None),
         others=tuple(name for name in others if name != query),

@@ -68,10 +68,9 @@ class AlibiOption(ScoreOption):
 class BuiltInAlibi(AlibiOption):
     """A switch of slopes that are those of the number of heads."""
 
-    def names(self, candidate: Candidate) -> str | None:
+    def names(self, candidate: Candidate) -> tuple[str, ...]:
         """Return the name of the switch, where no slopes are given."""
-        signature = candidate.signature
-        return None if signature.alibi else signature.alibi_switch
+        return () if candidate.names_of("alibi") else candidate.names_of("alibi_switch")
 
     def readings(self, candidate: Candidate) -> Iterator[Scores]:
         """Yield each form, from each end where nothing says it."""

@@ -167,6 +167,10 @@ class Candidate:
         """What the parameters of a call mean."""
         return self.declared.signature
 
+    def names_of(self, option: str) -> tuple[str, ...]:
+        """Return the names of an argument about the scores; empty if there is none."""
+        return self.signature.scores.get(option, ())
+
     @property
     def formula(self) -> Formula:
         """What the outputs of trial runs are compared with."""

@@ -40,7 +40,7 @@ class ChunkOption(ScoreOption):
 
     def usual(self, candidate: Candidate, readings: Sequence[Scores]) -> Sequence[Scores]:
         """Return the first reading, unless the name may be that of a tile."""
-        return [] if candidate.signature.chunk == OF_TILES else readings[:1]
+        return [] if OF_TILES in self.names(candidate) else readings[:1]
 
     def flags(self, candidate: Candidate, scores: Scores, *, ignored: bool) -> tuple[bool, ...]:
         """Return both flags, where there is one, and chunks are taken without it."""

@@ -60,9 +60,9 @@ def _natural(candidate: Candidate, inputs: Inputs) -> Tensor:
 
 def _claiming(candidate: Candidate, lse: Lse) -> Candidate:
     """Return the candidate with the claim of a log-sum-exp, and the row about it."""
-    how, asked = "returned", candidate.signature.return_lse
+    how, asked = "returned", candidate.names_of("return_lse")
     if asked:
-        how = f"returned with {asked}"
+        how = f"returned with {asked[0]}"
     shape = f"of shape ({lse.layout.replace(' ', ', ')})"
     found = f"{how}, {BASES[lse.base]}, {shape}; {HISTORIES[lse.gradient]}"
     return candidate.claiming(lse=lse).noting("lse", found)
@@ -77,7 +77,7 @@ def _with_another_result(candidate: Candidate, inputs: Inputs) -> Candidate:
         declared = Lse(layout=layout)
         if _lse_of(candidate.claiming(lse=declared), inputs) is None:
             continue
-        if candidate.signature.return_lse:
+        if candidate.names_of("return_lse"):
             return _claiming(candidate, declared)
         if candidate.rows["weights"].finding != NOT_RETURNED:
             return candidate

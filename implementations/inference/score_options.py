@@ -26,10 +26,9 @@ class ScoreOption:
 
     name: ClassVar[str]
 
-    def names(self, candidate: Candidate) -> str | tuple[str, ...] | None:
-        """Return the name, or names, of its argument; none where there is no such argument."""
-        found: str | tuple[str, ...] | None = getattr(candidate.signature, self.name)
-        return found
+    def names(self, candidate: Candidate) -> tuple[str, ...]:
+        """Return the name of its argument, or two; none where there is no such argument."""
+        return candidate.names_of(self.name)
 
     def readings(self, candidate: Candidate) -> Iterable[Scores]:
         """Return the ways to read the argument, the usual ones of its name first."""
@@ -106,8 +105,7 @@ class ScoreOption:
         self, candidate: Candidate, evidence: str = "tested", *, is_idle: bool = False
     ) -> Candidate:
         """Return a candidate that claims the option with the row about it."""
-        names = self.names(candidate) or ()
-        called = ", ".join([names] if isinstance(names, str) else names)
+        called = ", ".join(self.names(candidate))
         if is_idle:
             return candidate.noting(self.name, f"{called} has no effect")
         words = self.words(candidate.claimed("scores"))
@@ -172,7 +170,8 @@ def _formula_with(tried: Candidate, options: Options) -> Formula:
 
 def find_scale(candidate: Candidate) -> Candidate:
     """Claim an explicit scale, if there is a parameter for one that multiplies the scores."""
-    if not (candidate.explained and candidate.signature.scale):
+    names = candidate.names_of("scale")
+    if not (candidate.explained and names):
         return candidate
     claimed = candidate.claimed("scores")
     tried = candidate.claiming(scores=replace(claimed, scale="any"))
@@ -181,7 +180,7 @@ def find_scale(candidate: Candidate) -> Candidate:
     takes_any = _multiplies(tried, 0.0) and _multiplies(tried, -1.0)
     scores = replace(claimed, scale="any" if takes_any else "positive")
     assert scores.scale
-    found = f"{candidate.signature.scale} multiplies the scores; {RANGES[scores.scale]}"
+    found = f"{names[0]} multiplies the scores; {RANGES[scores.scale]}"
     return candidate.claiming(scores=scores).noting("scale", found)
 
 

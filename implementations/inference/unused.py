@@ -63,15 +63,13 @@ def _used_options(candidate: Candidate) -> set[str | None]:
         signature.need_weights,
         signature.average,
     }
-    for name in ("scale", "softcap", "sinks", "alibi", "chunk"):
-        if getattr(scores, name):
-            used.add(getattr(signature, name))
+    for option in ("scale", "window", "chunk", "softcap", "sinks", "alibi"):
+        if getattr(scores, option):
+            used.update(candidate.names_of(option))
     if scores.alibi and scores.alibi.built_in:
-        used.add(signature.alibi_switch)
-    if scores.window:
-        used |= {*signature.window}
+        used.update(candidate.names_of("alibi_switch"))
     if "lse" in candidate.claims:
-        used.add(signature.return_lse)
+        used.update(candidate.names_of("return_lse"))
     if candidate.declared.mask:
         used |= {signature.mask, candidate.declared.mask_without_memory}
         used |= {*candidate.declared.beside}

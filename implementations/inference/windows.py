@@ -43,7 +43,7 @@ class WindowOption(ScoreOption):
 
     def readings(self, candidate: Candidate) -> Iterator[Scores]:
         """Yield each form, from each end where nothing says it, and with each word for no bound."""
-        has_one_name = len(candidate.signature.window) == 1
+        has_one_name = len(self.names(candidate)) == 1
         forms = [form for form in get_args(WindowForm) if has_one_name or form in OF_TWO]
         usual = _usual_form(candidate)
         forms.sort(key=lambda form: form != usual)
@@ -80,7 +80,7 @@ class WindowOption(ScoreOption):
 
 def _usual_form(candidate: Candidate) -> WindowForm:
     """Return what an argument of this name usually is."""
-    return BY_NAME.get(candidate.signature.window[0], "left_right")
+    return BY_NAME.get(candidate.names_of("window")[0], "left_right")
 
 
 WINDOW = WindowOption()

@@ -118,7 +118,7 @@ def test_form_of_slopes_is_the_one_that_explains_calls(form: AlibiForm) -> None:
         return of_formula(candidate, inputs, Options(alibi=options["alibi"]), claimed)
 
     scores = ALIBI.find(stub(with_slopes, answer)).claims["scores"]
-    assert scores.alibi == Alibi(form)
+    assert scores.alibi == Alibi(form, per_item=True)
     # A signed bias gives the same from each end.
     assert scores.alignment == ("top_left" if form == "signed" else "bottom_right")
 
