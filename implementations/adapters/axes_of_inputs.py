@@ -26,3 +26,17 @@ FROM_LAYOUT = TO_LAYOUT | {
     "b l 1 d": lambda x: _without(x, 2),
     "b 1 l d": lambda x: _without(x, 1),
 }
+
+
+def laid_out(
+    layout: str, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return inputs (b, l, d) in a layout; one tensor stays one tensor."""
+    change = TO_LAYOUT[layout]
+    own_query = change(query)
+    own_key = own_query if key is query else change(key)
+    if value is query:
+        return own_query, own_key, own_query
+    if value is key:
+        return own_query, own_key, own_key
+    return own_query, own_key, change(value)

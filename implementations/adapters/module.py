@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.axes_of_inputs import FROM_LAYOUT, TO_LAYOUT
+from mha.implementations.adapters.axes_of_inputs import FROM_LAYOUT, TO_LAYOUT, laid_out
+from mha.implementations.adapters.built_options import SINKS, BuiltOptions, built_options
 from mha.implementations.adapters.calling import Call, CallByName, call_by_name
 from mha.implementations.adapters.construction import (
     LARGE,
@@ -77,7 +79,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         name of a linear layer, of an nn.ModuleList with one layer per head ("heads.*.q" for a layer
         inside each member of a list), or of a parameter; "w_qkv", "w_kv" or "w_qk" for projections
         stacked in that order, "w_kqv" in another; "b_q" and so on for a bias that is not part of a
-        layer; "extra_k" and "extra_v" for what `Config.bias_kv` adds; None for a projection that
+        layer; "extra_k" and "extra_v" for what `Config.bias_kv` adds; "sinks" for the
+        parameter of `Scores.sinks`; None for a projection that
         the module lacks. Without an entry for W_o, the adapter projects what the module returns. A
         name with an einops pattern, such as ("qkv", "(r h e) d -> (h r e) d"), gives the layout of
         a weight (out, in) in the module: r counts the stacked projections, e the columns of a head,
@@ -91,7 +94,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     call: calls the module (see `Call`); by default, arguments are passed by the names of the
         parameters of `forward`, and None for those that it requires and that have no known name.
     claims: what the module supports; by default `Claims()`, without what its parameters and masks
-        cannot express, and with float masks if these are added. If gradients are not claimed, the
+        cannot express, and with float masks if these are added. What `Claims.scores` has, and a
+        call has no parameter for, is given to the constructor. If gradients are not claimed, the
         weights are loaded with requires_grad=False.
     name: the name in reports; by default that of the class.
     options: what `masks` and `inputs` say, one by one: `mask`, which is `MaskFormat.convention`,
@@ -266,7 +270,8 @@ class ModuleImplementation:
             ) from error
         if not self.claims.gradients:
             module.requires_grad_(False)
-        return ModuleAttention(module, self, config, parameters, weights)
+        built = self.built_options(config, dtype, device)
+        return ModuleAttention(module, self, config, parameters, weights, built)
 
     def as_constructed(
         self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
@@ -291,14 +296,33 @@ class ModuleImplementation:
                 layer.p = 0.0  # the formula in training has none
         return module.to(device=device, dtype=dtype)
 
-    def _paths(self, config: Config) -> Mapping[str, ParameterPath]:
+    def _paths(self, config: Config) -> dict[str, ParameterPath]:
+        """Return where the weights go."""
+        return {name: path for name, path in self._every_path(config).items() if name != SINKS}
+
+    def _every_path(self, config: Config) -> Mapping[str, ParameterPath]:
         return self.parameters(config) if callable(self.parameters) else self.parameters
+
+    def built_options(self, config: Config, dtype: torch.dtype, device: str) -> BuiltOptions | None:
+        """Return what calls may say, and a module is built with; None where that is nothing."""
+        sinks = self._every_path(config).get(SINKS)
+        signature = self.call.signature if isinstance(self.call, CallByName) else None
+        path = sinks if isinstance(sinks, str) else None
+        build = partial(self._built_with, config, dtype, device)
+        return built_options(self.name, self.constructor, signature, self.claims, path, build)
+
+    def _built_with(
+        self, config: Config, dtype: torch.dtype, device: str, arguments: Mapping[str, Any]
+    ) -> nn.Module:
+        constructor = partial(self.constructor, **arguments)
+        return replace(self, constructor=constructor)._constructed(config, dtype, device)
 
 
 class ModuleAttention(nn.Module):
     """A module with its weights.
 
     module: the object that was constructed.
+    built_options: what calls say about scores, for which others are constructed.
     project: W_o, if the adapter adds it.
     """
 
@@ -309,6 +333,7 @@ class ModuleAttention(nn.Module):
         config: Config,
         parameters: Mapping[str, ParameterPath],
         weights: Weights,
+        built_options: BuiltOptions | None = None,
     ) -> None:
         super().__init__()
         self.module = module
@@ -318,6 +343,7 @@ class ModuleAttention(nn.Module):
         self.call = adapter.call
         if isinstance(adapter.call, CallByName):
             self.call = adapter.call.built_for(config)
+        self.built_options = built_options
         self.layout = "b l d" if config.length_first else adapter.layout
         self.rows = {name: len(tensor) for name, tensor in weights.named()}
         self.project = None
@@ -328,7 +354,7 @@ class ModuleAttention(nn.Module):
         """Call the module with its own conventions; see `mha.spec.Attention`."""
         options = Options(**given)
         if self.layout != "b l d":
-            query, key, value = self._laid_out(query, key, value)
+            query, key, value = laid_out(self.layout, query, key, value)
         returned = self._called(query, key, value, options)
         output, weights, _ = as_output(returned, query.shape)
         if self.layout != "b l d" and isinstance(output, Tensor):
@@ -341,22 +367,14 @@ class ModuleAttention(nn.Module):
 
     def _called(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Any:
         """Return what the module returns, without what is to be left out."""
+        target: Callable[..., Any] = self.module
+        if self.built_options is not None:
+            target, options = self.built_options.module_for(self.module, options, query)
         left_out = self.adapter.left_out
         if left_out == LeftOut():
-            return self.call(self.module, query, key, value, **options.arguments)
+            return self.call(target, query, key, value, **options.arguments)
         with left_out.during_calls(self.module, query):
-            return self.call(self.module, query, key, value, **options.arguments)
-
-    def _laid_out(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the inputs in the layout of the module; one tensor stays one tensor."""
-        change = TO_LAYOUT[self.layout]
-        own_query = change(query)
-        own_key = own_query if key is query else change(key)
-        if value is query:
-            return own_query, own_key, own_query
-        if value is key:
-            return own_query, own_key, own_key
-        return own_query, own_key, change(value)
+            return self.call(target, query, key, value, **options.arguments)
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
         """Call the module's own `decode`; see `mha.spec.Decoder`."""

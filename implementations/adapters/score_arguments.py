@@ -21,7 +21,7 @@ OF_SCORES = ("scale", "softcap", "sinks", "alibi", "alibi_switch", "chunk", "ret
 # Options that ask for a result, which a function may return without being asked.
 RESULTS = ("return_lse",)
 
-Names = Mapping[str, tuple[str, ...]]
+Names = dict[str, tuple[str, ...]]
 
 
 def score_names(parameters: Mapping[str, inspect.Parameter]) -> dict[str, tuple[str, ...]]:

@@ -72,6 +72,10 @@ class BuiltInAlibi(AlibiOption):
         """Return the name of the switch, where no slopes are given."""
         return () if candidate.names_of("alibi") else candidate.names_of("alibi_switch")
 
+    def is_of_calls(self, candidate: Candidate) -> bool:
+        """Return whether the switch is an argument of a call."""
+        return candidate.declared.takes_in_calls("alibi_switch")
+
     def readings(self, candidate: Candidate) -> Iterator[Scores]:
         """Yield each form, from each end where nothing says it."""
         for scores in super().readings(candidate):

@@ -169,7 +169,7 @@ class Candidate:
 
     def names_of(self, option: str) -> tuple[str, ...]:
         """Return the names of an argument about the scores; empty if there is none."""
-        return self.signature.scores.get(option, ())
+        return self.declared.names_of(option)
 
     @property
     def formula(self) -> Formula:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import nn
 
+from mha.implementations.adapters.built_options import SINKS, built_names
 from mha.implementations.adapters.construction import module_class, parameters_of
 from mha.implementations.adapters.kernel import (
     KernelAxes,
@@ -45,12 +46,14 @@ class Declared:
     causal_by_default: how the causal mask is aligned that a call without a mask has, and whose
         place a mask takes.
     claims: those that differ from `Claims()`, added as they are found.
+    sinks: the name of the parameter that holds the sinks of the heads.
     The other fields are arguments of `from_module`.
     """
 
     constructor: Callable[..., nn.Module]
     label: str
     parameters: ParameterMap = field(default_factory=dict)
+    sinks: str | None = None
     mask: MaskConvention | None = None
     mask_shape: str | None = None
     mask_numbers: bool = False
@@ -93,6 +96,8 @@ class Declared:
     def options(self) -> dict[str, Any]:
         """Return the arguments of the adapter, except the claims."""
         given = {name: getattr(self, name) for name in self.REQUIRED}
+        if self.sinks is not None:
+            given["parameters"] = {**self.parameters, SINKS: self.sinks}
         defaults = {each.name: default_of(each) for each in fields(self)}
         for name in self.OPTIONAL:
             if getattr(self, name) != defaults[name]:
@@ -197,6 +202,17 @@ class Declared:
         )
         return found.with_rotations(of_pairs=self.rotation_pairs)
 
+    def names_of(self, option: str) -> tuple[str, ...]:
+        """Return the names of an argument about the scores, of a call or of the constructor."""
+        if option == SINKS and self.sinks is not None:
+            return (self.sinks,)
+        named = self.signature.scores | built_names(self.constructor, self.signature)
+        return named.get(option, ())
+
+    def takes_in_calls(self, option: str) -> bool:
+        """Return whether a call has an argument for an option about the scores."""
+        return option in self.signature.scores
+
     @property
     def unknown_inputs(self) -> list[str]:
         """The parameters that each call requires, and whose names say nothing."""
@@ -278,6 +294,10 @@ class DeclaredKernel(Declared):
     def forward_parameters(self) -> Mapping[str, inspect.Parameter]:
         """The parameters of the kernel, with query, key and value even where two are one tensor."""
         return self.axes.parameters_of(call_parameters(function_of(self.constructor)))
+
+    def names_of(self, option: str) -> tuple[str, ...]:
+        """Return the names of an argument about the scores, of a call."""
+        return self.signature.scores.get(option, ())
 
     def signature_with(self, *, padding: bool) -> Signature:
         """Return what they mean; `from_kernel` declares no mask of padding beside another one."""

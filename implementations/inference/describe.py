@@ -100,6 +100,7 @@ def rows_of_module(candidate: Candidate, module: nn.Module) -> Iterator[Row]:
     if fixed_dropout(module):
         yield Row("dropout", "layers of a fixed probability, which is set to 0")
     initial = not_loaded(module, parameters)
+    initial = [name for name in initial if name != candidate.declared.sinks]
     if initial:
         yield Row("not loaded", ", ".join(initial), "initial values are kept")
 

@@ -30,6 +30,10 @@ class ScoreOption:
         """Return the name of its argument, or two; none where there is no such argument."""
         return candidate.names_of(self.name)
 
+    def is_of_calls(self, candidate: Candidate) -> bool:
+        """Return whether its argument is one of a call."""
+        return candidate.declared.takes_in_calls(self.name)
+
     def readings(self, candidate: Candidate) -> Iterable[Scores]:
         """Return the ways to read the argument, the usual ones of its name first."""
         raise NotImplementedError
@@ -84,7 +88,8 @@ class ScoreOption:
     def find(self, candidate: Candidate) -> Candidate:
         """Claim the option, if a parameter has its name, as trial runs show.
 
-        Without an effect, or with another one, it is claimed as its name says, and fails then.
+        Without an effect, or with another one, it is claimed as its name says, and fails then. One
+        of the constructor is not, since that may only keep it for others.
         """
         if not (candidate.explained and self.names(candidate)):
             return candidate
@@ -92,6 +97,8 @@ class ScoreOption:
         for scores in readings:
             if self.follows(candidate, scores):
                 return self._noted(self.completed(candidate.claiming(scores=scores)))
+        if not self.is_of_calls(candidate):
+            return candidate
         usual = self.usual(candidate, readings)
         for scores in usual:
             if self.follows(candidate, scores, ignored=True):

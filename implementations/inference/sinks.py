@@ -25,8 +25,11 @@ class SinkOption(ScoreOption):
 
     def readings(self, candidate: Candidate) -> Iterator[Scores]:
         """Yield sinks of each dtype, if there are as many heads as sinks."""
+        dtypes = get_args(SinkDtype)
+        if candidate.declared.sinks is not None:  # a parameter
+            dtypes = ("input",)
         if candidate.config.n_heads == len(TRIED):
-            for dtype in get_args(SinkDtype):
+            for dtype in dtypes:
                 yield replace(candidate.claimed("scores"), sinks=dtype)
 
     def values(self, scores: Scores) -> tuple[tuple[float, ...]]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch import nn
 
 from mha.implementations.adapters.axes_of_inputs import TO_LAYOUT
+from mha.implementations.adapters.names import SINK_NAMES
 from mha.implementations.adapters.signature import Signature, possible_orders, required_inputs
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.dropout import require_repeatable
@@ -57,6 +58,11 @@ def understand(empty: Candidate, module: nn.Module) -> Candidate:
             tried += candidates
     for candidates in choices:
         matching = with_required_mask(candidates)
+        if matching:
+            _require_one_map(matching)
+            return matching[0]
+    for candidates in choices:
+        matching = all_with_formula(_with_sinks(candidates, module))
         if matching:
             _require_one_map(matching)
             return matching[0]
@@ -112,6 +118,15 @@ def _candidates(
         for parameters in maps
         for layout in layouts
     ]
+
+
+def _with_sinks(candidates: Sequence[Candidate], module: nn.Module) -> list[Candidate]:
+    """Return the candidates with a parameter of the name of sinks as these; none without one."""
+    for name, parameter in module.named_parameters():
+        is_of_heads = parameter.numel() == CONFIG.n_heads
+        if is_of_heads and name.rpartition(".")[2] in SINK_NAMES:
+            return [candidate.declaring(sinks=name) for candidate in candidates]
+    return []
 
 
 def _with_other_maps(candidates: Sequence[Candidate], change: Maps) -> list[Candidate]:

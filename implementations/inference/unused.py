@@ -86,7 +86,8 @@ def _defaults(candidate: Candidate) -> list[str]:
     Those that calls, or a `functools.partial`, set are left out.
     """
     declared, unused = candidate.declared, []
-    known = {*candidate.arguments, *declared.forward_parameters, *declared.keywords}
+    known: set[str | None] = {*candidate.arguments, *declared.forward_parameters}
+    known |= {*declared.keywords, *_used_options(candidate)}
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     for name, parameter in declared.constructor_parameters.items():
         if name in known or parameter.kind not in kinds or name.startswith("_"):

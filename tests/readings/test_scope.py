@@ -196,16 +196,16 @@ def test_window_that_an_argument_gives_is_widened() -> None:
 
 
 class Sinking(Plain):
-    """It has a score without a key for each head."""
+    """It has two scores without a key for each head."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__(d_model, n_heads)
-        self.sinks = nn.Parameter(torch.zeros(n_heads))
+        self.sinks = nn.Parameter(torch.zeros(n_heads, 2))
 
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         scores = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
-        sinks = self.sinks[:, None, None].expand(*scores.shape[:-1], 1)
-        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+        sinks = self.sinks[:, None].expand(*scores.shape[:-1], 2)
+        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-2]
 
 
 OUT_OF_SCOPE: dict[type[nn.Module], str] = {
