@@ -13,11 +13,75 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mha.spec import Options, Output, alibi_bias, causal_mask, chunk_mask, window_mask
+from mha.spec import (
+    Claims,
+    Options,
+    Output,
+    QkNorm,
+    Rotary,
+    alibi_bias,
+    causal_mask,
+    chunk_mask,
+    window_mask,
+)
 from mha.spec.claims import Alignment
 from mha.spec.scores import AlibiForm
 
 Normalise = Callable[[Tensor], Tensor]
+
+
+def rotated(x: Tensor, rotary: Rotary, positions: Tensor) -> Tensor:
+    """Return heads (B, heads, length, d_k) that are rotated by their positions.
+
+    positions: broadcastable to (B, heads, length).
+    """
+    width = rotary.width(x.shape[-1])
+    exponents = torch.arange(0, width, 2, device=x.device, dtype=torch.float64) / width
+    angles = positions.unsqueeze(-1).double() * rotary.base**-exponents
+    if rotary.direction == "backward":
+        angles = -angles
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    turned, kept = x[..., :width], x[..., width:]
+    if rotary.pairs == "half":
+        first, second = turned.chunk(2, -1)
+        turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    else:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+        both = [first * cos - second * sin, second * cos + first * sin]
+        turned = torch.stack(both, -1).flatten(-2)
+    return torch.cat([turned, kept], -1)
+
+
+def normed(x: Tensor, norm: QkNorm, weight: Tensor | None) -> Tensor:
+    """Return heads (B, heads, length, d_k) that are divided by their norm.
+
+    weight: of the columns of one head, or of all heads, or None.
+    """
+    axes = (-3, -1) if norm.over == "width" else (-1,)
+    if norm.kind == "layer":
+        x = x - x.mean(axes, keepdim=True)
+    x = x * (x.square().mean(axes, keepdim=True) + norm.eps_for(x.dtype)).rsqrt()
+    if weight is None:
+        return x
+    if norm.weight == "offset":
+        weight = 1 + weight
+    return x * weight.view(-1, 1, x.shape[-1])
+
+
+def on_the_way(x: Tensor, claims: Claims, weight: Tensor | None, positions: Tensor) -> Tensor:
+    """Return projected queries or keys (B, heads, length, d_k), normed and rotated as claimed.
+
+    weight: of the norm; see `normed`.
+    positions: see `rotated`.
+    """
+    norm, rotary = claims.qk_norm, claims.rotary
+    if norm and norm.before_rotary:
+        x = normed(x, norm, weight)
+    if rotary:
+        x = rotated(x, rotary, positions)
+    if norm and not norm.before_rotary:
+        x = normed(x, norm, weight)
+    return x
 
 
 def scores_of(q: Tensor, k: Tensor, options: Options, usual_scale: float = 1.0) -> Tensor:
@@ -118,7 +182,13 @@ def log_sum_exp(scores: Tensor, allowed: Tensor, sinks: Tensor | None = None) ->
 
 
 class Holder(nn.Module):
-    """What attention has beside its steps: weights, their gradients, and a cache of inputs."""
+    """What attention has beside its steps: weights, their gradients, and a cache of inputs.
+
+    decoded: while it decodes, the positions of the keys, (B, 1, S), which end with those of the
+        queries; None in other calls, whose positions count from 0.
+    """
+
+    decoded: Tensor | None = None
 
     def hold(self, named: Any) -> None:
         """Register copies of tensors, given as pairs of a name and a tensor, as parameters."""
@@ -151,8 +221,19 @@ class Holder(nn.Module):
             cache = tuple(torch.cat(pair, 1) for pair in zip(cache, new, strict=True))
         key, value, present = cache
         earlier = causal_mask(query.shape[1], key.shape[1], "bottom_right", query.device)
-        output: Output = self(query, key, value, mask=present.mT.unsqueeze(1) & earlier)
+        # An item that was not active keeps its position.
+        self.decoded = (present.cumsum(1) - 1).mT
+        try:
+            output: Output = self(query, key, value, mask=present.mT.unsqueeze(1) & earlier)
+        finally:
+            self.decoded = None
         return output.output, cache
+
+    def positions(self, x: Tensor) -> Tensor:
+        """Return the positions of queries or keys (B, heads, length, d_k)."""
+        if self.decoded is None:
+            return torch.arange(x.shape[2], device=x.device)
+        return self.decoded[..., -x.shape[2] :]
 
     def reorder_cache(self, cache: Any, items: Tensor) -> Any:
         """See `mha.spec.CacheEditor`."""

@@ -28,6 +28,8 @@ __all__ = [
     "Options",
     "Output",
     "Problem",
+    "QkNorm",
+    "Rotary",
     "Rounding",
     "Scores",
     "Sharded",
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
         Output,
         SplitKeys,
     )
+    from mha.spec.rotary import QkNorm, Rotary
     from mha.spec.rounding import Rounding
     from mha.spec.scores import Alibi, Lse, Options, Scores, Window
     from mha.spec.sharding import Sharded, positions
@@ -108,6 +111,7 @@ else:
             "Output",
             "SplitKeys",
         ),
+        "rotary": ("QkNorm", "Rotary"),
         "rounding": ("Rounding",),
         "scores": ("Alibi", "Lse", "Options", "Scores", "Window"),
         "sharding": ("Sharded", "positions"),

@@ -6,7 +6,9 @@ C W_o^T + b_o is the output, C = [o_1 ... o_H] the contexts side by side, and dX
     dW_o = dY^T C    db_o = sum dY    dC = dY W_o
     dV = P^T dC      dP = dC V^T      D = rowsum(P dP) = dC.o      dS = P (dP - D)
     dQ = tau dS K    dK = tau dS^T Q  dB = dS, summed over what the float mask is broadcast to
-    dW_q = dQ^T x_q  db_q = sum dQ    dx_q = dQ W_q, and the same for keys and values.
+    dW_q = dQ^T x_q  db_q = sum dQ    dx_q = dQ W_q, and the same for keys and values,
+
+where dQ and dK go back through rotation and norm first, if there are any (`mha.spec.head_steps`).
 
 Assumptions, in addition to those of `mha.spec.core`:
 
@@ -46,6 +48,7 @@ from mha.spec.projection_gradients import (
     Partial,
     gradients_of_projection,
     input_gradient,
+    through_steps,
     weight_gradients,
 )
 from mha.spec.scores import Lse
@@ -151,6 +154,9 @@ def gradients(
     of_bias = d_scores if claims.scores.softcap == "after_bias" else of_softmax
     found |= _added_gradients(problem, of_bias, of_softmax, core.allowed, units)
     for name, part in _head_gradients(problem, expected, core, d_scores, tau, precision).items():
+        if name in expected.passed:
+            part, of_norm = through_steps(problem, name, part, expected.passed[name], rounding)
+            found |= of_norm
         found |= gradients_of_projection(problem, name, part, core.allowed, precision)
     weights = [name for name, _ in given.named()]
     return {name: found[name] for name in (*INPUTS, *weights, "mask", "sinks") if name in found}

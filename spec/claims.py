@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, Literal, get_args
 
 from mha.spec.dtypes import TRAITS
+from mha.spec.rotary import QkNorm, Rotary
 from mha.spec.rounding import Rounding
 from mha.spec.scores import Alignment as Alignment
 from mha.spec.scores import Lse, Scores
@@ -72,6 +73,8 @@ class Claims:
         returns_weights: it returns per-head weights on request.
         scale: what the scores are multiplied by, if not 1/sqrt(d_k); 1.0 for scores that are not
             scaled.
+        rotary: queries and keys are rotated by their positions before the scores; see `Rotary`.
+        qk_norm: queries and keys are normed after their projections; see `QkNorm`.
         scores: what a call may say about the scores, such as another scale; see `Scores`.
         lse: it returns the log-sum-exp of the scores on request; see `Lse`.
         gradients: its outputs can be differentiated.
@@ -133,6 +136,8 @@ class Claims:
     empty_row: EmptyRow = "zeros"
     returns_weights: bool = True
     scale: float | None = None
+    rotary: Rotary | None = None
+    qk_norm: QkNorm | None = None
     scores: Scores = field(default_factory=Scores)
     lse: Lse | None = None
     bias: Collection[bool | str] = frozenset({True, False})
@@ -179,8 +184,9 @@ class Claims:
         for name, known in sets.items():
             self._freeze(name, known)
         self._freeze_world_sizes()
-        self._require_consistency()
         self._require_types()
+        self._require_consistency()
+        self._fit_sizes()
         choices = {
             "cross_attention": (True, False, "memory"),
             "causal": (*get_args(Alignment), None),
@@ -233,6 +239,7 @@ class Claims:
                 self.multi_query and self.grouped_query
             ),
             **self._mask_contradictions(),
+            **self._head_contradictions(),
             "scores has a window, chunks or ALiBi, which need an alignment: Claims.causal, or"
             " Scores.alignment": needs_alignment and self.alignment is None,
             "second_gradients needs Claims.gradients, but that is False": (
@@ -244,7 +251,11 @@ class Claims:
                 raise ValueError(f"Claims.{message}")
 
     def _require_types(self) -> None:
-        """Raise ValueError for a scale or a log-sum-exp of another type."""
+        """Raise ValueError for a scale or a record of another type."""
+        if not isinstance(self.rotary, Rotary | None):
+            raise ValueError(f"Claims.rotary must be a Rotary, or None, but is {self.rotary!r}")
+        if not isinstance(self.qk_norm, QkNorm | None):
+            raise ValueError(f"Claims.qk_norm must be a QkNorm, or None, but is {self.qk_norm!r}")
         if not isinstance(self.lse, Lse | None):
             raise ValueError(f"Claims.lse must be an Lse, or None, but is {self.lse!r}")
         if self.scale is not None and not (
@@ -253,6 +264,36 @@ class Claims:
             raise ValueError(
                 f"Claims.scale must be a finite float other than 0, or None, but is {self.scale!r}"
             )
+
+    def _head_contradictions(self) -> dict[str, bool]:
+        """Return which claims contradict a rotation or norm of queries and keys, by message."""
+        name = "rotary" if self.rotary else "qk_norm"
+        extra_keys = self.changes_heads and {"bias_kv", "zero_key"} & set(self.extras)
+        return {
+            f"{name} comes after projections, but projections is False": (
+                self.changes_heads and not self.projections
+            ),
+            f"{name} is not defined for extra keys, which have no position: leave"
+            " 'bias_kv' and 'zero_key' out of extras": bool(extra_keys),
+        }
+
+    def _fit_sizes(self) -> None:
+        """Claim only widths of heads with whole pairs of columns to rotate."""
+        if self.rotary is None:
+            return
+        multiple = math.lcm(self.sizes.head_dim_multiple, self.rotary.multiple)
+        if multiple != self.sizes.head_dim_multiple:
+            object.__setattr__(self, "sizes", replace(self.sizes, head_dim_multiple=multiple))
+
+    @property
+    def changes_heads(self) -> bool:
+        """Whether something stands between the projections and the scores."""
+        return bool(self.rotary or self.qk_norm)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether a step of a float64 call is declared to be in a narrower dtype."""
+        return self.rounding.narrows or (self.changes_heads and self.rounding.heads_in_float32)
 
     def _mask_contradictions(self) -> dict[str, bool]:
         """Return which claims about masks contradict each other, by message."""

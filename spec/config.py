@@ -32,6 +32,8 @@ class Config:
     projected: whether there are projections. Without them, as in a kernel, query, key and value are
         their heads side by side, (B, length, heads * d_k), values (B, length, heads * d_v), and the
         output is the contexts, side by side.
+    norm_weights: what the weights of a norm of queries and keys are for: the columns of one "head",
+        those of all heads ("width"), or "" if there are none; see `mha.spec.QkNorm`.
     d_value: width of the values of one head; None means that of its queries and keys.
 
     >>> config = Config(d_model=12, n_heads=3, n_kv_heads=1, kdim=7)
@@ -53,6 +55,7 @@ class Config:
     output_dropout: float | None = None
     projected: bool = True
     d_value: int | None = None
+    norm_weights: str = ""
 
     @property
     def drops(self) -> bool:
@@ -93,6 +96,17 @@ class Config:
         """Return the width of one head of queries, keys or values ("q", "k", "v")."""
         return self.value_dim if role == "v" else self.head_dim
 
+    def norm_width(self, role: str) -> int | None:
+        """Return how many weights a norm of queries or keys ("q", "k") has, or None."""
+        if not self.norm_weights or role not in "qk":
+            return None
+        if self.n_heads == 0:  # an invalid configuration, which gets weights too
+            return 0
+        width = max(self.head_dim, 0)
+        if self.norm_weights == "head":
+            return width
+        return width * max(self.n_heads if role == "q" else self.kv_heads, 0)
+
     def has_bias(self, role: str) -> bool:
         """Return whether a projection ("q", "k", "v" or "o") has a bias."""
         return role in self.bias if isinstance(self.bias, str) else self.bias
@@ -120,7 +134,7 @@ class Config:
         """
         widths = {"kdim": self.kv_heads * self.head_dim, "vdim": self.kv_heads * self.value_dim}
         sizes = {"d_model": self.inner_width, "d_head": None, **widths}
-        return replace(self, projected=False, **sizes)  # type: ignore[arg-type]  # the types of these fields
+        return replace(self, projected=False, norm_weights="", **sizes)  # type: ignore[arg-type]  # the types of these fields
 
     @property
     def extra_keys(self) -> int:

@@ -8,8 +8,8 @@ implementation exceeds it. `mha.spec.core` states its assumptions and has the co
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from mha.spec.claims import Claims, EmptyRow
 from mha.spec.config import Config
 from mha.spec.core import Attended, attend, blocks_of_queries
 from mha.spec.dtypes import torch_dtype
+from mha.spec.head_steps import Passed, steps_of
 from mha.spec.heads import Heads, Precision, side_by_side
 from mha.spec.problem import Problem
 from mha.spec.rounding import Rounding
@@ -40,8 +41,8 @@ class Expected:
     output: y, (B, L, D).
     weights: p, (B, H, L, S).
     context: (B, L, H * d_k), the contexts o of all heads, side by side.
-    query: (B, H, L, d_k), projected.
-    key, value: (B, H, S, d_k), projected, each key/value head repeated for its query heads.
+    query: (B, H, L, d_k), projected, and normed and rotated where that is claimed.
+    key, value: (B, H, S, d_k), the same, each key/value head repeated for its query heads.
     empty: boolean (B, H, L), the rows without an allowed key.
     max_score: (B, H, L), the largest magnitude that the largest score of a row may have, 0 in an
         empty row.
@@ -51,6 +52,8 @@ class Expected:
         `mha.spec.core`.
     slope: the derivative of capped scores by scores, (B, H, L, S), or None.
     of_sinks: the weights of the sinks, (B, H, L, 1), or None.
+    passed: queries and keys on their way from the projections, by the name of the input, where
+        something is on it.
 
     >>> from mha.spec import Claims, Config, Problem, Weights
     >>> config, x = Config(d_model=4, n_heads=2), torch.ones(1, 3, 4)
@@ -72,6 +75,7 @@ class Expected:
     bare_key: Ball | None = None
     slope: Ball | None = None
     of_sinks: Ball | None = None
+    passed: Mapping[str, Passed] = field(default_factory=dict)
 
     @property
     def key_forms(self) -> tuple[Ball, ...]:
@@ -110,7 +114,7 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
     if low:
         rounding = _under_autocast(rounding)
     precision = Precision.of(autocast or problem.query.dtype, rounding)
-    heads = _project(problem, claims, precision.units, low)
+    heads, passed = _project(problem, claims, precision.units, autocast)
     attended = _attend_in_blocks(heads, problem.scale(claims), precision, claims.empty_row)
     # y = o W_o^T + b_o
     context = attended.context.rearranged(side_by_side).known()
@@ -139,6 +143,7 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
         ),
         bare_key=heads.bare_key,
         slope=attended.slope,
+        passed=passed,
     )
 
 
@@ -183,12 +188,16 @@ def _attend_in_blocks(
     return Attended.joined(parts)
 
 
-def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads:
-    """Return q = x_q W_q^T + b_q, k and v, with the extra keys.
+def _project(
+    problem: Problem, claims: Claims, units: Units, autocast: torch.dtype | None
+) -> tuple[Heads, dict[str, Passed]]:
+    """Return q = x_q W_q^T + b_q, k and v, with the extra keys, and what q and k went through.
 
-    low: whether factors are rounded to the storage dtype too.
+    autocast: as for `oracle`; factors are then rounded to the storage dtype too.
     """
     config, rounding, cap = problem.config, claims.rounding, problem.options.softcap
+    low, dtype = autocast is not None, autocast or problem.query.dtype
+    passed = dict[str, Passed]()
 
     def project(name: str) -> list[Ball]:
         """Return the heads of an input: without their bias, if they have one, and with it."""
@@ -198,6 +207,9 @@ def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads
             forms = affine_forms(x, matrix, bias, units, low, rounding.reductions)
         else:
             forms = (x.stored(units) if low else x,)
+        if steps := steps_of(problem, claims, role, dtype):
+            passed[name] = Passed.through(steps, apart(forms[-1], config, role))
+            return [repeated(passed[name].after, config)]
         return [split_heads(form, config, role) for form in forms]
 
     keys = project("key")
@@ -222,7 +234,7 @@ def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads
         heads = replace(heads, sink_in_lse=(claims.lse or Lse()).sink)
     if rounding.heads_stored:
         heads = _quantised(heads, rounding.heads_stored, units)
-    return heads
+    return heads, passed
 
 
 def _bias_of(problem: Problem, claims: Claims, units: Units) -> Ball | None:
@@ -304,14 +316,26 @@ def split_heads(projected: Ball, config: Config, role: str) -> Ball:
     >>> split_heads(Ball.exact(torch.tensor([[[1, 2]]])), config, "k").mid.flatten()
     tensor([1., 1., 2., 2.], dtype=torch.float64)
     """
+    return repeated(apart(projected, config, role), config)
+
+
+def apart(projected: Ball, config: Config, role: str) -> Ball:
+    """Split (B, length, heads * d_k) into (B, heads, length, d_k), as many heads as there are."""
     width = config.width_of(role)
 
     def split(x: Tensor) -> Tensor:
         heads: Tensor = x.unflatten(-1, (x.shape[-1] // width, width)).transpose(1, 2)
-        repeats = config.n_heads // heads.shape[1]
-        return heads if repeats == 1 else heads.repeat_interleave(repeats, 1)
+        return heads
 
     return projected.rearranged(split)
+
+
+def repeated(heads: Ball, config: Config) -> Ball:
+    """Repeat each key/value head for the query heads that share it, (B, H, length, d_k)."""
+    repeats = config.n_heads // heads.mid.shape[1]
+    if repeats == 1:
+        return heads
+    return heads.rearranged(lambda x: x.repeat_interleave(repeats, 1))
 
 
 def _with_extra_keys(problem: Problem, heads: Heads) -> Heads:

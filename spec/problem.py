@@ -28,6 +28,8 @@ class Problem:
     value: (B, S, vdim), the same.
     options: what the call says beside the inputs; the causal mask has the alignment that the
         implementation claims.
+    places: the positions of the queries, (L,), where these are some rows of a longer problem, or
+        None. Keys have the positions from 0 on.
     square: whether there must be a query for each key, as where they are heads of one sequence.
 
     >>> config, x = Config(d_model=6, n_heads=2), torch.ones(1, 5, 6)
@@ -49,6 +51,7 @@ class Problem:
     value: Tensor
     options: Options = field(default_factory=Options)
     square: bool = False
+    places: Tensor | None = None
 
     def change(self, **fields: Any) -> Problem:
         """Return a copy with some fields replaced, those of options and weights too.
@@ -117,7 +120,8 @@ class Problem:
             return self
         weights = self.weights.to(self.weights.w_q.dtype, "cpu")
         mask = None if self.mask is None else self.mask.cpu()
-        return self.map_inputs(torch.Tensor.cpu).change(weights=weights, mask=mask)
+        places = None if self.places is None else self.places.cpu()
+        return self.map_inputs(torch.Tensor.cpu).change(weights=weights, mask=mask, places=places)
 
     def distinct(self, names: Sequence[str] = INPUTS) -> dict[str, Tensor]:
         """Return these inputs by name, a tensor once, under the first of its names."""

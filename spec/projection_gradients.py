@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mha.spec.bounds import Ball
-from mha.spec.heads import Precision
+from mha.spec.head_steps import Norm, Passed, Sized, units_of_heads, weight_of_norm
+from mha.spec.heads import Precision, side_by_side
 from mha.spec.problem import INPUTS, Problem
+from mha.spec.rounding import Rounding
 from mha.spec.units import Units
 
 
@@ -117,3 +119,28 @@ def _bias_gradient(d_y: Partial, terms: int, pieces: int, units: Units) -> Ball:
     relative = units.partial_sums(terms, pieces)
     lost = terms * units.flush + pieces * units.subnormal
     return Ball(ball.mid.sum(0), (ball.rad + relative * size).sum(0) + lost).stored(units)
+
+
+def through_steps(
+    problem: Problem, name: str, part: Partial, passed: Passed, rounding: Rounding
+) -> tuple[Partial, dict[str, Ball]]:
+    """Return the gradient of what was projected, and that of the weight of a norm, by name.
+
+    name: of the input.
+    part: the gradient of normed and rotated heads, side by side.
+    """
+    width = problem.config.head_dim
+
+    def split(x: Tensor) -> Tensor:
+        heads: Tensor = x.unflatten(-1, (-1, width)).transpose(1, 2)
+        return heads
+
+    given = Sized(part.ball.rearranged(split), split(part.size))
+    d_x, of_weight = passed.backward(given)
+    back = Partial(d_x.ball.rearranged(side_by_side), side_by_side(d_x.size))
+    found, weight = dict[str, Ball](), getattr(problem.weights, f"{name[0]}_norm")
+    if of_weight is not None and weight is not None:
+        norm = next(step for step in passed.steps if isinstance(step, Norm))
+        units = units_of_heads(problem.query.dtype, rounding)
+        found[f"{name[0]}_norm"] = weight_of_norm(of_weight, norm, weight, units)
+    return back, found

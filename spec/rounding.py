@@ -60,6 +60,9 @@ class Rounding:
             the accumulator, or parts of a row are merged by their log-sum-exps (split keys). The
             sum of a row is then off by the rounding of z, which grows with the scores, and by the
             errors of two exponentials.
+        heads_in_float32: float64 queries and keys are normed and rotated in float32, where they are
+            (`Claims.qk_norm`, `Claims.rotary`), or by tables that are made in float32, which is
+            usual; clause NUM-2 is then not claimed.
         softmax_in_float32: float64 scores are cast to float32 for the softmax; clause NUM-2 is then
             not claimed.
         merges: how many times a partial result of a row is rescaled again when parts of the row are
@@ -86,6 +89,7 @@ class Rounding:
     exp_error: int = 40
     log_normaliser: bool = True
     softmax_in_float32: bool = False
+    heads_in_float32: bool = True
     merges: int = 0
     mode: Cast = "nearest"
     partials_stored: bool = True

@@ -121,6 +121,8 @@ def rounding_graph(problem: Problem, claims: Claims) -> RoundingGraph:
     """
     if not traits_of(problem.query.dtype).half:
         raise ValueError(f"a rounding graph is for half precision, not for {problem.query.dtype}")
+    if claims.changes_heads:
+        raise ValueError("a rounding graph has no norm and no rotation of queries and keys")
     return _Maker(problem, claims).graph()
 
 

@@ -26,6 +26,8 @@ class Weights:
         projection without a bias.
     extra_k, extra_v: as long as b_k and b_v, the projected key and value that `Config.bias_kv`
         appends, or None.
+    q_norm, k_norm: what columns of queries and keys are multiplied by after a norm (`QkNorm`), or
+        None. Each is as long as `Config.norm_width` says.
 
     >>> weights = Weights.random(Config(d_model=6, n_heads=2, kdim=5, bias=False), seed=0)
     >>> {name: tuple(tensor.shape) for name, tensor in weights.named()}
@@ -42,14 +44,16 @@ class Weights:
     b_o: Tensor | None = None
     extra_k: Tensor | None = None
     extra_v: Tensor | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
 
     @staticmethod
     def random(config: Config, seed: int, dtype: torch.dtype = torch.float64) -> Weights:
         """Return random weights, on the CPU, that depend only on `config` and `seed`.
 
-        Matrices have standard deviation 1/sqrt(fan-in), biases 1/2. They are drawn in float64 and
-        rounded to `dtype`, so that a seed gives the same numbers in every dtype. An invalid
-        configuration gets weights too, so that the CFG clauses can try to build it.
+        Matrices have standard deviation 1/sqrt(fan-in), biases 1/2, norms 1/4 around 1. They are
+        drawn in float64 and rounded to `dtype`, so that a seed gives the same numbers in every
+        dtype. An invalid configuration gets weights too, so that the CFG clauses can try it.
         """
         # Copies, so that no caller changes what others get.
         drawn = _drawn(config, seed).named()
@@ -111,6 +115,10 @@ def _drawn(config: Config, seed: int) -> Weights:
         drawn = normal(rows) / 2
         return drawn if present else None
 
+    def around_one(role: str) -> Tensor | None:
+        rows = config.norm_width(role)
+        return None if rows is None else 1 + normal(rows) / 4
+
     return Weights(
         w_q=matrix(inner_width, width),
         w_k=matrix(key_width, max(config.key_width, 0)),
@@ -122,4 +130,6 @@ def _drawn(config: Config, seed: int) -> Weights:
         b_o=vector(width, config.has_bias("o")),
         extra_k=vector(key_width, config.bias_kv),
         extra_v=vector(value_width, config.bias_kv),
+        q_norm=around_one("q"),
+        k_norm=around_one("k"),
     )

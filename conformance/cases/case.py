@@ -81,6 +81,7 @@ class Case:
     slopes: a kind of slopes in `SLOPES`, "built_in", or "items" for other slopes of each item; or
         "none".
     chunk: how many places a chunk has, None for no chunks.
+    norm_weights: those of the configuration, see `Config`.
 
     >>> Case(L=2, values="large").problem().query.shape
     torch.Size([1, 2, 1])
@@ -120,6 +121,7 @@ class Case:
     sinks: str = "none"
     slopes: str = "none"
     chunk: int | None = None
+    norm_weights: str = ""
 
     def __repr__(self) -> str:
         shown = list[str]()
@@ -151,6 +153,7 @@ class Case:
             bias=self.bias,
             d_head=d_head,
             d_value=self.d_value,
+            norm_weights=self.norm_weights,
         )
 
     @property

@@ -16,6 +16,7 @@ from mha.conformance.cases.modes import MODES
 from mha.conformance.cases.values import VALUES
 from mha.conformance.cases.variants import VARIANTS
 from mha.spec.claims import BIASES, DEVICES, DTYPES, Alignment
+from mha.spec.rotary import NormAxes
 
 # The values of the fields that take names.
 WORDS: dict[str, Collection[str]] = {
@@ -29,6 +30,7 @@ WORDS: dict[str, Collection[str]] = {
     "variant": ("plain", *VARIANTS),
     "sinks": ("none", *SINKS),
     "slopes": ("none", *SLOPES, BUILT_IN, OF_ITEMS),
+    "norm_weights": ("", *get_args(NormAxes)),
     "alignment": get_args(Alignment),
     "mask_axes": ["".join(axes) for count in range(5) for axes in combinations("BHLS", count)],
 }

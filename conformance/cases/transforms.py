@@ -87,7 +87,7 @@ def select_keys(problem: Problem, keys: Tensor) -> Problem:
 def select_queries(problem: Problem, rows: Tensor, alignment: Alignment | None) -> Problem:
     """Select queries by index, with their rows of the masks, the causal one included.
 
-    For a few queries, memory is linear in the number of keys.
+    They keep their positions. For a few queries, memory is linear in the number of keys.
     """
     queries, keys = problem.query.shape[1], problem.key.shape[1]
     mask = problem.mask
@@ -97,7 +97,8 @@ def select_queries(problem: Problem, rows: Tensor, alignment: Alignment | None) 
         offset = keys - queries if alignment == "bottom_right" else 0
         positions = (rows + offset).to(problem.query.device).unsqueeze(1)
         mask = join_causal(mask, torch.arange(keys, device=problem.query.device) <= positions)
-    return problem.change(query=problem.query[:, rows], mask=mask, is_causal=False)
+    places = rows.to(problem.query.device)
+    return problem.change(query=problem.query[:, rows], mask=mask, is_causal=False, places=places)
 
 
 def as_claimed(claims: Claims, problem: Problem, allowed: Tensor) -> Problem:
@@ -139,7 +140,7 @@ def with_extra(problem: Problem, case: Case, extra: str) -> Problem:
     """
     if extra == "unbatched":
         return item(problem, 0)
-    config = replace(problem.config, **{extra: True})
+    config = replace(problem.config, **{extra: True})  # type: ignore[arg-type]  # a field of this type
     weights = problem.weights
     if extra == "bias_kv":
         drawn = _weights_of(case, config, problem.query.dtype)

@@ -14,7 +14,18 @@ from mha.conformance.waivers import shipped_as
 from mha.implementations import Inference, Resolved
 from mha.implementations.discovery.resolve import original_of
 from mha.implementations.inference.rows import Row
-from mha.spec import Alibi, Claims, Implementation, Lse, Rounding, Scores, Sizes, Window
+from mha.spec import (
+    Alibi,
+    Claims,
+    Implementation,
+    Lse,
+    QkNorm,
+    Rotary,
+    Rounding,
+    Scores,
+    Sizes,
+    Window,
+)
 
 
 @dataclass(frozen=True)
@@ -110,6 +121,8 @@ RECORDS: dict[str, Callable[..., Any]] = {
     "rounding": Rounding,
     "scores": _scores,
     "lse": Lse,
+    "rotary": Rotary,
+    "qk_norm": QkNorm,
 }
 
 

@@ -67,7 +67,10 @@ def assert_close(implementation: Implementation, dtype: str) -> bool:
     for case in FOUR_MASKS:
         problem = replace(case, dtype=dtype).problem()
         expected = plain_formula(
-            problem, problem.allowed(implementation.claims.alignment), implementation.claims.scale
+            problem,
+            problem.allowed(implementation.claims.alignment),
+            implementation.claims.scale,
+            implementation.claims,
         )
         torch.testing.assert_close(_call(implementation, problem), expected)
     return True
@@ -80,7 +83,8 @@ def grid(implementation: Implementation, dtype: str) -> bool:
         allowed = problem.allowed(implementation.claims.alignment)
 
         def plain(inputs: Problem, allowed: Tensor = allowed) -> Tensor:
-            return plain_formula(inputs, allowed, implementation.claims.scale)
+            claims = implementation.claims
+            return plain_formula(inputs, allowed, claims.scale, claims)
 
         wide = problem.map_inputs(Tensor.double).change(
             weights=problem.weights.to(torch.float64, "cpu")

@@ -151,7 +151,8 @@ def _content_of(problem: Problem) -> Hashable:
     """
     shared = tuple(first is second for first, second in combinations(_inputs(problem), 2))
     weights = tuple(name for name, _ in problem.weights.named())
-    called = problem.is_causal, tuple(problem.options.of_scores.items())
+    options = tuple(problem.options.of_scores.items())
+    called = problem.is_causal, options, problem.mask is None, problem.places is None
     return problem.config, called, shared, weights, tuple(map(_content, _tensors(problem)))
 
 
@@ -160,9 +161,9 @@ def _inputs(problem: Problem) -> list[Tensor]:
 
 
 def _tensors(problem: Problem) -> list[Tensor]:
-    """Return inputs, weights and, last, the mask, if there is one."""
-    mask = [] if problem.mask is None else [problem.mask]
-    return [*_inputs(problem), *(x for _, x in problem.weights.named()), *mask]
+    """Return inputs, weights and, last, mask and places, if there are any."""
+    others = [x for x in (problem.mask, problem.places) if x is not None]
+    return [*_inputs(problem), *(x for _, x in problem.weights.named()), *others]
 
 
 def _content(x: Tensor) -> Hashable:

@@ -14,6 +14,7 @@ from mha.implementations.formula import (
     allowed_by,
     capped,
     log_sum_exp,
+    on_the_way,
     scores_of,
     sinks_of,
     softmax,
@@ -95,8 +96,17 @@ class TextbookAttention(Holder):
 
     def project(self, x: Tensor, role: str) -> Tensor:
         """Return the heads (B, H, length, d_k) of an input; role: "q", "k" or "v"."""
-        heads = self.split(self.linear(x, role), role)
+        heads = self.on_the_way(self.split(self.linear(x, role), role), role)
         return self.repeat(heads, self.config.n_heads // heads.shape[1])
+
+    def on_the_way(self, heads: Tensor, role: str) -> Tensor:
+        """Norm and rotate heads (B, heads, length, d_k) of queries and keys, as claimed."""
+        if role == "v" or not self.claims.changes_heads:
+            return heads
+        weight = getattr(self, f"{role}_norm", None)
+        if weight is not None:
+            weight = computable(weight)
+        return on_the_way(heads, self.claims, weight, self.positions(heads))
 
     def split(self, projected: Tensor, role: str) -> Tensor:
         """Split (B, length, heads * d_k) into heads (B, heads, length, d_k)."""

@@ -113,8 +113,8 @@ def _computed_heads(session: Session, problem: Problem, output: RecordedTensor) 
     # What a view of heads of that width gives comes first: where S = 1, any number of heads does.
     usual = config.d_model // max(config.d_model // n_heads, 1)
     for other in (usual, *range(1, config.d_model + 1)):
-        if other == n_heads or config.d_model % other:
-            continue
+        if other == n_heads or config.d_model % other or config.norm_weights:
+            continue  # weights of norms are for heads of one width
         expected = session.expected(problem.change(config=replace(config, n_heads=other))).output
         if bool(((output.tensor.double() - expected.mid).abs() <= expected.rad).all()):
             heads = "one head" if other == 1 else f"{other} heads"
@@ -184,9 +184,9 @@ def _with_each_divisor(session: Session, case: Case) -> Iterator[Problem]:
         lengths = case.L, case.S
         if session.claims.sizes.refused(n_heads=n_heads, head_dim=config.head_dim, lengths=lengths):
             continue
-        if config.n_kv_heads is None:
+        if config.n_kv_heads is None and not config.norm_weights:
             yield problem.change(config=config)
-        else:  # the width of shared keys and values depends on the number of heads
+        else:  # the width of shared keys and values, and of norms, depends on the number of heads
             yield with_config(case, config)
 
 

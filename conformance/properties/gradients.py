@@ -29,7 +29,7 @@ from mha.conformance.harness.assertions import (
     expect_equal,
 )
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.registry import UNCHANGED_HEADS, property_of
 from mha.conformance.properties.support.domains import (
     EVERYDAY_SIZES,
     MANY_GRADIENTS_IN_HALF,
@@ -369,7 +369,7 @@ def an_additive_mask_has_the_expected_gradient(session: Session, case: Case) -> 
 @property_of(
     "GRD-7",
     replace(TRAINED, masks=("none", *FEW), bias=("k",)),
-    needs=("gradients", "weight_gradients"),
+    needs=("gradients", "weight_gradients", *UNCHANGED_HEADS),
     requires="HED-1",
     must_reject=("softmax_gradient_without_row_sum",),
 )

@@ -33,7 +33,11 @@ def result_is_that_of_the_loop_over_heads(session: Session, case: Case) -> None:
     expect_close(actual, expected, because=f"the loop over {case.n_heads} heads")
 
 
-@property_of("HED-2", Domain(masks=("none", *FEW), min_heads=2, min_S=2, values=MODERATE))
+@property_of(
+    "HED-2",
+    Domain(masks=("none", *FEW), min_heads=2, min_S=2, values=MODERATE),
+    needs="qk_norm.over=None|head",  # a norm over all heads depends on each
+)
 def heads_are_independent(session: Session, case: Case) -> None:
     """Changing one head's rows of W_q changes that head's context, and no other."""
     problem = passing_heads(case.problem())
@@ -65,6 +69,10 @@ def order_of_heads_does_not_matter(session: Session, case: Case) -> None:
     weights = problem.weights
     # Rows of W_o are not of heads; those of W_k and W_v are of all, where all share one.
     shared = ("_o", "_k", "_v") if case.n_kv_heads == 1 else ("_o",)
+    if problem.config.norm_weights == "head":
+        shared = (*shared, "q_norm", "k_norm")  # one weight for all heads
+    elif case.n_kv_heads == 1:
+        shared = (*shared, "k_norm")
     moved = {name: tensor[rows] for name, tensor in weights.named() if not name.endswith(shared)}
     because = f"the output before the heads were put in the order {order}"
     if not problem.config.projected:  # the contexts are in that order, too

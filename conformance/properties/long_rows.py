@@ -10,7 +10,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOUNDED, HALF, MODERATE, WITH_GRADIENT
 from mha.conformance.cases.transforms import select_queries
-from mha.conformance.harness.assertions import expect_close
+from mha.conformance.harness.assertions import assume, expect_close
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.support.domains import FEW_QUERIES, LONG_ROWS
@@ -64,6 +64,10 @@ def _expect_rows(session: Session, case: Case, rows: Tensor) -> None:
 )
 def long_causal_calls_are_within_the_bound(session: Session, case: Case) -> None:
     """Rows of a long causal call are within the bound, beyond a usual buffer for causal masks."""
+    assume(
+        not (session.claims.changes_heads and case.dtype in HALF),
+        "the roundings of a norm or a rotation in half precision may hide every error here",
+    )
     n_heads = min(session.claims.sizes.n_heads or {1})
     case = replace(case, n_heads=n_heads, B=1, L=MAX_LENGTH, S=MAX_LENGTH)
     _expect_rows(session, case, torch.tensor([1023, 1024, 2047, 2048]))

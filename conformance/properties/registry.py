@@ -32,6 +32,11 @@ VARIANTS = (
 )
 _registered: dict[tuple[str, int], Property] = {}
 
+# Needs of what a rotation by positions makes untrue, ...
+NO_POSITIONS = ("rotary=None",)
+# ... and of what either a rotation or a norm does.
+UNCHANGED_HEADS = (*NO_POSITIONS, "qk_norm=None")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Property:
@@ -78,10 +83,7 @@ class Property:
         for need in self.needs:
             if is_claimed(claims, need):
                 continue
-            missing = NeedsClaim.of(need)
-            if missing.value == "False" and getattr(claims, missing.field) is True:
-                return NotApplicable(f"does not apply: {missing.field} is claimed")
-            return missing
+            return _reason_of(claims, NeedsClaim.of(need))
         if self.domain.dtypes and dtype not in self.domain.dtypes:
             return OtherDtypes(self.domain.dtypes)
         return self.domain.within(claims)
@@ -93,6 +95,21 @@ class Property:
             need.partition("=")[0] in VARIANTS and not need.endswith("=False")
             for need in self.needs
         )
+
+
+def _reason_of(claims: Claims, missing: NeedsClaim) -> Reason:
+    """Return why a property is not judged whose need is not met."""
+    claimed: object = claims
+    for part in missing.field.split("."):
+        claimed = getattr(claimed, part, None)
+    if missing.value == "False" and claimed is True:
+        return NotApplicable(f"does not apply: {missing.field} is claimed")
+    if "None" in missing.value.split("|"):
+        # What some other values of a claim make untrue
+        said = f"={claimed!r}" if isinstance(claimed, str) else ""
+        text = f"does not apply: {missing.field}{said} is claimed"
+        return NotApplicable(text, missing.topic)
+    return missing
 
 
 def is_claimed(claims: Claims, need: str) -> bool:

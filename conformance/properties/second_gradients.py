@@ -47,7 +47,7 @@ from mha.spec.bounds import Ball
 )
 def gradgradcheck_passes(session: Session, case: Case) -> None:
     """torch.autograd.gradgradcheck passes in float64, for the inputs and for the weights."""
-    assume(not session.claims.rounding.narrows, "a step is declared to be in a narrower dtype")
+    assume(not session.claims.narrows, "a step is declared to be in a narrower dtype")
     leaves = case.problem().map_inputs(leaf_of)
     assume_finite(session, leaves)
     attention = session.built(leaves).attention

@@ -11,7 +11,7 @@ from mha.conformance.cases.transforms import passing_heads, weights_in, with_wei
 from mha.conformance.harness.assertions import expect, expect_agree, expect_close
 from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.registry import UNCHANGED_HEADS, property_of
 from mha.conformance.properties.support.shared_assertions import (
     assume_finite,
     assume_unquantised,
@@ -114,7 +114,7 @@ def weights_that_the_context_shows_are_the_softmax(session: Session, case: Case)
 @property_of(
     "SMX-3",
     Domain(masks=("none", *FEW), bias=("k",), values=MODERATE, layouts=DENSE),
-    needs="projections",
+    needs=("projections", *UNCHANGED_HEADS),
 )
 def shift_of_all_scores_changes_nothing(session: Session, case: Case) -> None:
     """One constant added to all scores of a row changes nothing; another b_k adds q.b_k."""

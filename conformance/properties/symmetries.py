@@ -13,7 +13,7 @@ from mha.conformance.cases.mask_kinds import BOOLEAN, COMMON, FEW, FLOAT
 from mha.conformance.cases.transforms import item, passing_heads, select_keys, zeroed
 from mha.conformance.harness.assertions import assume, expect_agree, expect_close, expect_unchanged
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.registry import NO_POSITIONS, UNCHANGED_HEADS, property_of
 from mha.conformance.properties.support.exact_results import (
     expect_exact,
     factor_for_scale,
@@ -69,7 +69,11 @@ def batch_size_does_not_matter(session: Session, case: Case) -> None:
     expect_agree(alone, together, bound, because=f"the output of item {own} in a batch of {case.B}")
 
 
-@property_of("EQV-2", Domain(masks=("none", *FEW), inputs=CROSS, plain=True, min_L=2))
+@property_of(
+    "EQV-2",
+    Domain(masks=("none", *FEW), inputs=CROSS, plain=True, min_L=2),
+    needs=NO_POSITIONS,
+)
 def permuted_queries_permute_outputs(session: Session, case: Case) -> None:
     """Permuting the queries, in self-attention keys and values too, permutes the outputs."""
     problem = case.problem()
@@ -87,7 +91,7 @@ def permuted_queries_permute_outputs(session: Session, case: Case) -> None:
     expect_agree(output, expected, bound, because="the outputs of the queries in the new order")
 
 
-@property_of("EQV-3", Domain(masks=COMMON, inputs=CROSS, min_S=2))
+@property_of("EQV-3", Domain(masks=COMMON, inputs=CROSS, min_S=2), needs=NO_POSITIONS)
 def order_of_keys_does_not_matter(session: Session, case: Case) -> None:
     """Permuting keys, values and mask together changes nothing."""
     problem = case.problem()
@@ -211,7 +215,7 @@ def _expect_value_of_the_one_key(session: Session, problem: Problem) -> None:
     )
 
 
-@property_of("EQV-7", Domain(masks=COMMON, inputs=CROSS))
+@property_of("EQV-7", Domain(masks=COMMON, inputs=CROSS), needs=NO_POSITIONS)
 def duplicated_keys_change_nothing(session: Session, case: Case) -> None:
     """Duplicating every key and value changes nothing."""
     problem = case.problem()
@@ -317,7 +321,7 @@ def zero_queries_over_a_power_of_two_of_keys_are_exact(session: Session, case: C
 @property_of(
     "EQV-6",
     replace(INTEGER_VALUES, plain=True),
-    needs="cross_attention=True",
+    needs=("cross_attention=True", *UNCHANGED_HEADS),
     must_reject=("zeros", "lopsided", "mean"),
     number=2,
 )

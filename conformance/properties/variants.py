@@ -101,7 +101,8 @@ def _with_repeated_heads(problem: Problem) -> Problem:
     if config.projected:
         spread = {}
         for name, x in problem.weights.named():
-            if name in ("w_k", "w_v", "b_k", "b_v"):
+            of_all_heads = name == "k_norm" and config.norm_weights == "width"
+            if of_all_heads or name in ("w_k", "w_v", "b_k", "b_v"):
                 spread[name] = repeated(x, 0)
         return problem.change(config=plain, **spread)
     plain = plain.of_heads()

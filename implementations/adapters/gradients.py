@@ -50,6 +50,8 @@ def _held_by(target: Any, kind: str) -> dict[str, list[Tensor]]:
         return {}
     if isinstance(target, Tensor):
         return {kind: [_gradient(target)]}
+    if kind == "norm":
+        return {kind: [_gradient(target.weight)]}
     layers = layers_of(target)
     # The weight of a convolution has an axis of positions.
     held = {"w": [_gradient(layer.weight).flatten(1) for layer in layers]}

@@ -24,7 +24,7 @@ STACKED = {"".join(order): order for roles in ("qkv", "kv", "qk") for order in p
 ParameterPath = str | tuple[str, str] | None
 KEYS = (
     "w_q, w_k, w_v, w_o, w_qkv, w_kv, w_qk (or in another order, such as w_kqv), the same with b_,"
-    " extra_k and extra_v"
+    " extra_k, extra_v, q_norm and k_norm"
 )
 
 
@@ -50,7 +50,8 @@ def load(
     of_layers = _of_layers(parameters, given)
     loaded: set[str] = set()
     for key, path in parameters.items():
-        if path is None:  # of a projection that the module does not have
+        if path is None:  # of a projection, or a norm's weight, that the module does not have
+            loaded.add(key)
             loaded |= {f"w{key[1:]}", f"b{key[1:]}"}
     for entry in entries_of(label, module, parameters, given, head_dim):
         where = f"{label}: {entry.key} ({entry.path})"
@@ -79,7 +80,7 @@ def _given(parameters: Mapping[str, ParameterPath], weights: Weights) -> dict[st
 
 def projects(parameters: Mapping[str, ParameterPath]) -> bool:
     """Return whether a map has an entry for the output projection, be it that there is none."""
-    return any("o" in key[2:] for key in parameters)
+    return any("o" in key[2:] for key in parameters if not key.endswith("_norm"))
 
 
 def output_projection(weights: Weights, like: Tensor) -> nn.Linear:
@@ -108,7 +109,7 @@ def _of_layers(
 class Entry:
     """One entry of `parameters`: which weights are at a path, and in which layout.
 
-    kind: "w", "b" or "extra".
+    kind: "w", "b", "extra", or "norm", of the weight of a norm.
     roles: of "q", "k", "v" and "o", stacked in this order.
     pattern: an einops pattern from the contract's weight (out, in), or empty; its axis r counts the
         roles, and e the columns of a head, `head_dim`.
@@ -123,6 +124,8 @@ class Entry:
 
     def names(self, kind: str) -> list[str]:
         """Return the names of its weights ("w") or biases ("b"), as `Weights` has them."""
+        if kind == "norm":
+            return [f"{role}_norm" for role in self.roles]
         return [f"{kind}_{role}" for role in self.roles]
 
     def to_module(self, value: Tensor, kind: str) -> Tensor:
@@ -167,8 +170,15 @@ def read_entry(label: str, key: str, path: ParameterPath, head_dim: int) -> Entr
     Raises ImplementationError for an unknown key, and for a path that is not a `ParameterPath`.
     """
     kind, _, role = key.partition("_")
+    if role == "norm":
+        kind, role = role, kind
     roles = STACKED.get(role, (role,))
-    known = {"w": {"q", "k", "v", "o"}, "b": {"q", "k", "v", "o"}, "extra": {"k", "v"}}
+    known = {
+        "w": {"q", "k", "v", "o"},
+        "b": {"q", "k", "v", "o"},
+        "extra": {"k", "v"},
+        "norm": {"q", "k"},
+    }
     if not set(roles) <= known.get(kind, set()):
         raise ImplementationError(
             f"{label}: parameters has the key {key!r}; the known keys are {KEYS}"
@@ -278,6 +288,9 @@ def _fill(where: str, entry: Entry, target: object, given: Mapping[str, Tensor])
     if isinstance(target, nn.Module) and entry.kind == "w":
         _fill_layers(where, entry, layers_of(target), given)
         return
+    if entry.kind == "norm":
+        _fill_norm(where, entry, target, given)
+        return
     value = _stacked(entry, entry.kind, given)
     if isinstance(target, Tensor):
         if value is not None:
@@ -288,6 +301,18 @@ def _fill(where: str, entry: Entry, target: object, given: Mapping[str, Tensor])
         raise ImplementationError(
             f"{where} is of type {type(target).__name__}, but should be a layer or a parameter"
         )
+
+
+def _fill_norm(where: str, entry: Entry, target: object, given: Mapping[str, Tensor]) -> None:
+    """Fill a norm, or the parameter that is its weight, if there is one; its bias becomes zero."""
+    weight, bias = target, None
+    if isinstance(target, nn.Module):
+        weight, bias = getattr(target, "weight", None), getattr(target, "bias", None)
+    value = _stacked(entry, "norm", given)
+    if value is not None:
+        _copy(where, weight, entry, value, "norm")
+    if isinstance(bias, Tensor):
+        torch.nn.init.zeros_(bias)
 
 
 def _stacked(entry: Entry, kind: str, given: Mapping[str, Tensor]) -> Tensor | None:

@@ -133,10 +133,14 @@ class NeverRefuses(TextbookAttention):
         self, claims: Claims, config: Config, weights: Weights, generator: torch.Generator
     ) -> None:
         """Build one head where heads of an equal width do not fill the model."""
-        fits = config.n_heads > 0 and config.inner_width % config.n_heads == 0
-        if not fits:
+        self.fits = config.n_heads > 0 and config.inner_width % config.n_heads == 0
+        if not self.fits:
             config = replace(config, n_heads=1)
         super().__init__(claims, config, weights, generator)
+
+    def on_the_way(self, heads: Tensor, role: str) -> Tensor:
+        """Leave heads as they are that have another width than a norm's weight."""
+        return super().on_the_way(heads, role) if self.fits else heads
 
     def attend(self, inputs: Inputs, options: Options) -> Output:
         """Make the inputs fit first."""

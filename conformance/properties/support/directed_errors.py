@@ -82,6 +82,10 @@ def assume_modelled(session: Session, case: Case) -> None:
         case.device == "cpu",
         "a GPU may store partial sums in half precision, which the rounding graph does not have",
     )
+    assume(
+        not session.claims.changes_heads,
+        "queries and keys are normed or rotated, which the rounding graph does not have",
+    )
     rounding = session.claims.rounding
     assume(
         not rounding.reductions,

@@ -23,7 +23,7 @@ from mha.spec.problem import INPUTS
 
 def expect_gradcheck(session: Session, case: Case) -> None:
     """torch.autograd.gradcheck passes for the inputs of a case, with dropout where claimed."""
-    assume(not session.claims.rounding.narrows, "a step is declared to be in a narrower dtype")
+    assume(not session.claims.narrows, "a step is declared to be in a narrower dtype")
     problem = case.problem()
     if session.claims.dropout and case.mode == "train":
         problem = with_dropout(problem, 0.5)
@@ -70,6 +70,8 @@ def _gradients_of_plain_formula(
         weights = {name: leaf_of(x) for name, x in problem.weights.named()}
         leaves = leaves.change(**weights)
         named |= dict(leaves.weights.named())
-    output = plain_formula(leaves, problem.allowed(session.claims.alignment), session.claims.scale)
+    output = plain_formula(
+        leaves, problem.allowed(session.claims.alignment), session.claims.scale, session.claims
+    )
     output.backward(upstream)
     return {name: leaf.grad for name, leaf in named.items() if leaf.grad is not None}

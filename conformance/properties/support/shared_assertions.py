@@ -252,7 +252,9 @@ def expect_no_worse_than_plain(session: Session, case: Case) -> None:
     problem = case.problem()
     output, expected = session(problem).output, session.expected(problem)
     filled = (~expected.empty).all(1)
-    plain = plain_formula(problem, problem.allowed(session.claims.alignment), session.claims.scale)
+    plain = plain_formula(
+        problem, problem.allowed(session.claims.alignment), session.claims.scale, session.claims
+    )
     expect_no_worse(output.code, output.tensor[filled], plain[filled], expected.output.mid[filled])
 
 
