@@ -61,7 +61,7 @@ def normed(x: Tensor, norm: QkNorm, weight: Tensor | None) -> Tensor:
     if norm.kind == "layer":
         x = x - x.mean(axes, keepdim=True)
     x = x * (x.square().mean(axes, keepdim=True) + norm.eps_for(x.dtype)).rsqrt()
-    if weight is None:
+    if weight is None or norm.weight is None:
         return x
     if norm.weight == "offset":
         weight = 1 + weight

@@ -291,6 +291,13 @@ class Claims:
         return bool(self.rotary or self.qk_norm)
 
     @property
+    def norm_weights(self) -> str:
+        """`Config.norm_weights` of every configuration."""
+        if self.qk_norm is None or self.qk_norm.weight is None:
+            return ""
+        return self.qk_norm.over
+
+    @property
     def narrows(self) -> bool:
         """Whether a step of a float64 call is declared to be in a narrower dtype."""
         return self.rounding.narrows or (self.changes_heads and self.rounding.heads_in_float32)

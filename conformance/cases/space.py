@@ -54,8 +54,8 @@ class CaseSpace:
             row = row | {"causal": True}
         row = fit_sizes(self._with_claimed_flag(row), claims)
         row = row | mask_form(row["mask"], claims)
-        if claims.qk_norm and claims.qk_norm.weight:
-            row["norm_weights"] = claims.qk_norm.over
+        if claims.norm_weights:
+            row["norm_weights"] = claims.norm_weights
         variant = row.pop("variant", "plain")
         case = Case(
             **row,

@@ -62,6 +62,7 @@ def plain_cases(claims: Claims, dtype: str, device: str) -> list[Case]:
         inputs=inputs,
         seed=1,
         projected=claims.projections,
+        norm_weights=claims.norm_weights,
     )
     if claims.always_causal and claims.causal:
         plain = replace(plain, causal=True, alignment=claims.causal)

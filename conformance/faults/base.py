@@ -158,6 +158,7 @@ class Complete(Holder):
         """Return the output (B, L, d_model), and on request the weights before dropout."""
         validate_call(self.config, query, key, value, options.mask)
         q, k = self.split(self.project(query, "q")), self.split(self.project(key, "k"))
+        q, k = self.on_the_way(q, "q"), self.on_the_way(k, "k")
         v = self.split_value(self.project(value, "v"))
         allowed, bias = self.allow(options, q, k)
         k, v = self.extend(k, "extra_k"), self.extend(v, "extra_v")
@@ -177,6 +178,10 @@ class Complete(Holder):
     def split(self, x: Tensor) -> Tensor:
         """Split (B, N, heads * d_k) into heads (B, heads, N, d_k)."""
         return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+
+    def on_the_way(self, heads: Tensor, role: str) -> Tensor:
+        """Return queries or keys ("q", "k") as the scores get them, (B, heads, N, d_k)."""
+        return heads
 
     def split_value(self, x: Tensor) -> Tensor:
         """Split values (B, N, heads * d_v) into heads (B, heads, N, d_v)."""

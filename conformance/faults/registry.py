@@ -53,6 +53,7 @@ MODULES = (
     "masks",
     "memory",
     "paths",
+    "positions",
     "requested_gradients",
     "scores",
     "shapes",

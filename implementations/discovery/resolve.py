@@ -305,7 +305,8 @@ def preflight(implementation: Implementation) -> None:
     n_heads, head_dim = min(claims.sizes.n_heads or {2}), claims.sizes.fit_head_dim(2)
     key_heads = 1 if claims.multi_query else None
     bias = most_biases(claims.bias)
-    config = Config(n_heads * head_dim, n_heads, n_kv_heads=key_heads, bias=bias)
+    width, norm_weights = n_heads * head_dim, claims.norm_weights
+    config = Config(width, n_heads, key_heads, bias=bias, norm_weights=norm_weights)
     weights = Weights.random(config, 0, torch.float32)
     try:
         with pristine(), as_found():  # what it changes is changed again when it is judged

@@ -27,6 +27,7 @@ from mha.spec.clauses import (
     masks_of_numbers,
     memory,
     paths,
+    positions,
     scores,
     shapes,
     sharding,
@@ -79,6 +80,7 @@ CLAUSES: Mapping[str, Clause] = _by_id(
         caps.CLAUSES,
         sinks.CLAUSES,
         alibi.CLAUSES,
+        positions.CLAUSES,
         effects.CLAUSES,
         lse.CLAUSES,
         memory.CLAUSES,
@@ -150,6 +152,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             "Sinks", "A sink of each head, which takes a part of the weight of each row."
         ),
         "ALB": Family("ALiBi", "A bias that grows with the distance of a key."),
+        "ROT": Family("Rotary positions", "Queries and keys that are rotated by their positions."),
+        "QKN": Family("Norms of queries and keys", "Queries and keys that are divided by a norm."),
         "EFF": Family("Effect", "What a call says changes the result."),
         "LSE": Family(
             "Log-sum-exp", "The log-sum-exp of the scores, which a call returns beside the context."

@@ -67,6 +67,11 @@ LAYOUT = (
     "Where heads and items share an axis, repeat the mask as the heads lie in it:"
     " `mask.repeat_interleave(H, 0)`"
 )
+ROTATE = "Rotate queries and keys alike, each by its own position: `q, k = rotate(q), rotate(k)`."
+NORM = (
+    "Norm queries and keys alike, over the declared axes:"
+    " `x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()`."
+)
 # By how the diagnosis begins: of several, the longest counts.
 ADVICE: dict[str, Advice] = {
     "the scores are": Advice("SMX-6", f"{SCALE}."),
@@ -139,6 +144,28 @@ ADVICE: dict[str, Advice] = {
     "the slopes of ALiBi begin with 1": Advice(
         "ALB-2", "The first slope is 2^(-8/n): j begins at 1."
     ),
+    "queries and keys are not rotated": Advice("ROT-1", ROTATE),
+    "the keys are not rotated": Advice("ROT-1", ROTATE),
+    "the queries are not rotated": Advice("ROT-1", ROTATE),
+    "the pairs of columns that are rotated": Advice(
+        "ROT-1",
+        "Turn column m with column m + r / 2 (`x.chunk(2, -1)`) for halves, or with its neighbour"
+        " (`x[..., 0::2], x[..., 1::2]`), as the weights were trained.",
+    ),
+    "the rotation is in the other direction": Advice(
+        "ROT-1", "`first * cos - second * sin, second * cos + first * sin`, in this order."
+    ),
+    "the base of the rotation": Advice(
+        "ROT-1", "Take the base (`rope_theta`) from the model that the weights are of."
+    ),
+    "the positions of each call": Advice(
+        "ROT-1", "Add the length of the cache to the positions of new queries and keys."
+    ),
+    "queries and keys are not normed": Advice("QKN-1", NORM),
+    "the keys are not normed": Advice("QKN-1", NORM),
+    "the queries are not normed": Advice("QKN-1", NORM),
+    "the norm of queries and keys": Advice("QKN-1", NORM),
+    "the weight of the norm": Advice("QKN-1", "Multiply by the weight after the division."),
     "the scores are of the opposite sign": Advice(
         "SMX-6", "Remove the minus before the scores or the scale."
     ),

@@ -36,6 +36,15 @@ from mha.conformance.harness.known_bad.options import (
     UNBOUNDED_IS_ZERO,
     WINDOW_IGNORED,
 )
+from mha.conformance.harness.known_bad.positions import (
+    KEY_NOT_ROTATED,
+    NO_EPS,
+    NORM_IGNORED,
+    NORM_OVER_OTHERS,
+    OTHER_PAIRS,
+    POSITIONS_RESTART,
+    ROTARY_IGNORED,
+)
 from mha.conformance.harness.textbook import Inputs, TextbookAttention
 from mha.spec import Claims, Config, Options, Output, Weights
 from mha.spec.dtypes import computable
@@ -219,6 +228,13 @@ ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "geometric_slopes": GEOMETRIC.attention,
     "ignores_softcap": SOFTCAP_IGNORED.attention,
     "softcap_without_gradient": STRAIGHT_THROUGH.attention,
+    "ignores_rotary": ROTARY_IGNORED.attention,
+    "key_not_rotated": KEY_NOT_ROTATED.attention,
+    "other_pairs": OTHER_PAIRS.attention,
+    "restarts": POSITIONS_RESTART.attention,
+    "ignores_norm": NORM_IGNORED.attention,
+    "norm_over_others": NORM_OVER_OTHERS.attention,
+    "no_eps": NO_EPS.attention,
     "one_weight": OneWeight,
     "single_precision": SinglePrecision,
     "detached": DetachedKeys,

@@ -19,6 +19,7 @@ from mha.conformance.harness.known_bad.options import (
     slopes,
     windows,
 )
+from mha.conformance.harness.known_bad.positions import norms, rotations
 from mha.conformance.harness.known_bad.scores import (
     outputs,
     precisions,
@@ -99,6 +100,8 @@ GROUPS = (
     caps,
     sinks,
     slopes,
+    rotations,
+    norms,
     scales,
     projections,
     heads,

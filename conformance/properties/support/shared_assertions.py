@@ -296,12 +296,18 @@ def expect_effect(session: Session, problem: Problem, option: str) -> None:
         output = session(problem).output  # first: no frame above a call holds an answer
     expected = session.expected(problem).output
     without = session.expected(problem.change(**{option: None})).output
+    value = getattr(problem.options, option)
+    expect_other_than(output, without, expected, f"{option}={value!r} has no effect here")
+
+
+def expect_other_than(output: RecordedTensor, without: Ball, expected: Ball, says: str) -> None:
+    """Expect a result that is not the one without something, where the two are clearly apart.
+
+    says: that it has no effect.
+    """
     distance = (without.mid - expected.mid).abs()
     apart = distance > CLEAR * torch.maximum(without.rad, expected.rad)
     assume(bool(apart.any()), "no number is changed by ten times the bound")
-    error = (output.tensor.detach().double().cpu() - without.mid).abs()
-    if bool((error < distance / 2)[apart].all()):
-        value = getattr(problem.options, option)
-        expect_close(
-            output, expected, because=f"the oracle's value; {option}={value!r} has no effect here"
-        )
+    error = (output.tensor.detach().double().cpu() - without.mid.cpu()).abs()
+    if bool((error < distance.cpu() / 2)[apart.cpu()].all()):
+        expect_close(output, expected, because=f"the oracle's value; {says}")
