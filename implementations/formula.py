@@ -119,18 +119,43 @@ def allowed_by(
         masked = mask == -math.inf
         allowed = allowed & ~masked
         bias = bias + mask.masked_fill(masked, 0.0)
+    lengths = options.lengths_of(like.shape[0], queries, keys)
+    if lengths is None:
+        near, of_slopes = _near(options, like, alignment, alibi)
+        return allowed & near, bias + of_slopes
+    present = torch.zeros_like(allowed)
+    for item, (own_queries, own_keys) in enumerate(lengths):
+        own = item, slice(None), slice(own_queries), slice(own_keys)
+        near, of_slopes = _near(_of_item(options, item), like[own], alignment, alibi)
+        present[own] = near
+        bias[own] += of_slopes
+    return allowed & present, bias
+
+
+def _near(
+    options: Options, like: Tensor, alignment: Alignment, alibi: AlibiForm
+) -> tuple[Tensor, Tensor]:
+    """Return which keys a query may attend to by their places, (L, S), and the bias of slopes."""
+    queries, keys = like.shape[-2:]
+    near = torch.ones(queries, keys, dtype=torch.bool, device=like.device)
+    bias = like.new_zeros(())
     if options.alibi is not None:
-        of_slopes = alibi_bias(options.alibi, alibi, queries, keys, alignment)
-        bias = bias + of_slopes.to(like)
+        bias = alibi_bias(options.alibi, alibi, queries, keys, alignment).to(like)
     if options.is_causal:
-        allowed = allowed & causal_mask(queries, keys, alignment, like.device)
+        near = near & causal_mask(queries, keys, alignment, like.device)
     if options.window is not None:
-        inside = window_mask(queries, keys, options.window, alignment, like.device)
-        allowed = allowed & inside
+        near = near & window_mask(queries, keys, options.window, alignment, like.device)
     if options.chunk is not None:
-        same = chunk_mask(queries, keys, options.chunk, alignment, like.device)
-        allowed = allowed & same
-    return allowed, bias
+        near = near & chunk_mask(queries, keys, options.chunk, alignment, like.device)
+    return near, bias
+
+
+def _of_item(options: Options, item: int) -> Options:
+    """Return the options of an item, which may have slopes of its own."""
+    if options.alibi is None:
+        return options
+    slopes = torch.tensor(options.alibi)
+    return options if slopes.ndim == 1 else options.change(alibi=options.alibi[item])
 
 
 def with_mask(options: Options, change: Callable[[Tensor], Tensor | None]) -> Options:

@@ -76,6 +76,8 @@ class Claims:
         rotary: queries and keys are rotated by their positions before the scores; see `Rotary`.
         qk_norm: queries and keys are normed after their projections; see `QkNorm`.
         scores: what a call may say about the scores, such as another scale; see `Scores`.
+        lengths: a call may say how many keys each item has ("keys"), and how many queries too
+            ("both"), in a dense batch (clause LEN-1).
         lse: it returns the log-sum-exp of the scores on request; see `Lse`.
         gradients: its outputs can be differentiated.
         second_gradients: so can its gradients (clause GRD-9).
@@ -139,6 +141,7 @@ class Claims:
     rotary: Rotary | None = None
     qk_norm: QkNorm | None = None
     scores: Scores = field(default_factory=Scores)
+    lengths: Literal["keys", "both"] | None = None
     lse: Lse | None = None
     bias: Collection[bool | str] = frozenset({True, False})
     dropout: bool | Literal["output", "both", "each"] = False
@@ -194,6 +197,7 @@ class Claims:
             "dropout": (False, True, *DROPS_OUTPUT),
             "decodes": (False, True, "chunks"),
             "memory": (None, "linear"),
+            "lengths": (None, "keys", "both"),
         }
         for name, allowed in choices.items():
             value = getattr(self, name)

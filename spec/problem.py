@@ -146,13 +146,22 @@ class Problem:
 
         It is (H, L, S), or (B, H, L, S) for slopes of each item.
         """
-        _, _, queries, keys = self.shape
         declared, slopes = claims.scores.alibi, self.options.alibi
         if declared is None or slopes is None:
             raise ValueError(
                 "a bias of slopes needs slopes in the options, and the claim Scores(alibi=...)"
             )
-        bias = alibi_bias(slopes, declared.form, queries, keys, claims.alignment or "top_left")
+        batch, _, queries, keys = self.shape
+        alignment = claims.alignment or "top_left"
+        lengths = self.options.lengths_of(batch, queries, keys)
+        if lengths is None:
+            bias = alibi_bias(slopes, declared.form, queries, keys, alignment)
+            return bias.to(self.query.device)
+        bias = torch.zeros(self.shape, dtype=torch.float64)
+        for item, (own_queries, own_keys) in enumerate(lengths):
+            of_item = slopes[item] if isinstance(slopes[0], tuple) else slopes
+            near = alibi_bias(of_item, declared.form, own_queries, own_keys, alignment)
+            bias[item, :, :own_queries, :own_keys] = near
         return bias.to(self.query.device)
 
     @property
@@ -185,7 +194,7 @@ class Problem:
     def allowed(self, alignment: Alignment | None) -> Tensor:
         """Return which query may attend to which key, boolean (B, H, L, S).
 
-        That is by mask, causal mask, window and chunks together.
+        That is by mask, causal mask, window, chunks and lengths together.
 
         alignment: that of the causal mask, the window and the chunks.
 
@@ -202,13 +211,22 @@ class Problem:
         if self.mask is not None:
             forbidding = -math.inf if self.mask.is_floating_point() else 0
             allowed = allowed & (self.mask != forbidding)
-        return allowed if alignment is None else allowed & self._near(alignment)
+        batch, _, queries, keys = self.shape
+        lengths = options.lengths_of(batch, queries, keys)
+        if lengths is None:
+            return allowed & self._near(alignment, queries, keys)
+        present = torch.zeros_like(allowed)
+        for item, (own_queries, own_keys) in enumerate(lengths):
+            near = self._near(alignment, own_queries, own_keys)
+            present[item, :, :own_queries, :own_keys] = near
+        return allowed & present
 
-    def _near(self, alignment: Alignment) -> Tensor:
-        """Return which keys causal mask, window and chunks allow, boolean (L, S)."""
-        _, _, queries, keys = self.shape
+    def _near(self, alignment: Alignment | None, queries: int, keys: int) -> Tensor:
+        """Return which of so many keys causal mask, window and chunks allow, boolean (L, S)."""
         device, options = self.query.device, self.options
         near = torch.ones(queries, keys, dtype=torch.bool, device=device)
+        if alignment is None:
+            return near
         if self.is_causal:
             near = near & causal_mask(queries, keys, alignment, device)
         if options.window is not None:

@@ -258,6 +258,8 @@ class Options:
     softcap: c, of scores that become c tanh(s / c), or None.
     sinks: a number z for each head, whose exponential is added to the denominator of its weights;
         None for none.
+    key_lengths, query_lengths: how many keys, and queries, each item has, from the first one on;
+        None for all. Places count from these.
     alibi: a slope for each head, or for each item and head, of a bias that grows with the distance
         of a key; None for none.
 
@@ -275,12 +277,26 @@ class Options:
     sinks: tuple[float, ...] | None = None
     alibi: Slopes | None = None
     chunk: int | None = None
+    key_lengths: tuple[int, ...] | None = None
+    query_lengths: tuple[int, ...] | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of the call, by name: those of every attention, and others if given."""
         every = {name: getattr(self, name) for name in EVERY_CALL}
         return every | self.of_scores
+
+    def lengths_of(self, batch: int, queries: int, keys: int) -> list[tuple[int, int]] | None:
+        """Return how many queries and keys each item has; None where all have all.
+
+        >>> Options(key_lengths=(3, 1)).lengths_of(2, 4, 5)
+        [(4, 3), (4, 1)]
+        """
+        if self.key_lengths is None and self.query_lengths is None:
+            return None
+        of_queries = self.query_lengths or (queries,) * batch
+        of_keys = self.key_lengths or (keys,) * batch
+        return list(zip(of_queries, of_keys, strict=True))
 
     @property
     def of_scores(self) -> dict[str, Any]:

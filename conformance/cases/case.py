@@ -36,6 +36,8 @@ SINKS: dict[str, Callable[[float], float]] = {
     "infinite": lambda number: -math.inf,
 }
 
+# The fields of `Options` that say lengths.
+LENGTHS = {"none": (), "keys": ("key_lengths",), "both": ("key_lengths", "query_lengths")}
 # The slopes of `alibi_slopes`, and others for each item.
 BUILT_IN, OF_ITEMS = "built_in", "items"
 # Slopes, from the place of a head and a number in [-3, 3]; as they are usually made, and others.
@@ -82,6 +84,7 @@ class Case:
         "none".
     chunk: how many places a chunk has, None for no chunks.
     norm_weights: those of the configuration, see `Config`.
+    lengths: "keys" if items have numbers of keys of their own, "both" if of queries too, or "none".
 
     >>> Case(L=2, values="large").problem().query.shape
     torch.Size([1, 2, 1])
@@ -122,6 +125,7 @@ class Case:
     slopes: str = "none"
     chunk: int | None = None
     norm_weights: str = ""
+    lengths: str = "none"
 
     def __repr__(self) -> str:
         shown = list[str]()
@@ -166,6 +170,7 @@ class Case:
             "softcap": self.softcap,
             "sinks": make_sinks(self),
             "alibi": make_slopes(self),
+            **make_lengths(self),
         }
         return given | {"scale": scale, "return_lse": self.return_lse or None}
 
@@ -249,6 +254,21 @@ def make_slopes(case: Case) -> Slopes | None:
         return tuple(tuple(_of_heads(case, 2 + item)) for item in range(case.B))
     make = SLOPES[case.slopes]
     return tuple(make(head, number) for head, number in enumerate(_of_heads(case, 2)))
+
+
+def make_lengths(case: Case) -> dict[str, tuple[int, ...]]:
+    """Return the lengths of the items of a case, by the field of `Options`.
+
+    One item has all keys, and all queries; others have any number, some of them none.
+    """
+    generator = torch.Generator().manual_seed(case.seed + 3)
+    lengths: dict[str, tuple[int, ...]] = {}
+    for name in LENGTHS[case.lengths]:
+        longest = case.S if name == "key_lengths" else case.L
+        drawn = torch.randint(0, longest + 1, (case.B,), generator=generator)
+        drawn[case.seed % case.B] = longest
+        lengths[name] = tuple(drawn.tolist())
+    return lengths
 
 
 def _of_heads(case: Case, stream: int) -> list[float]:

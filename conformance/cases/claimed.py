@@ -149,6 +149,12 @@ def claimed_windows(
     return tuple(dict.fromkeys(kept))
 
 
+def claimed_lengths(kinds: tuple[str, ...], claims: Claims) -> tuple[str, ...]:
+    """Return the claimed kinds of lengths."""
+    claimed = {None: ("none",), "keys": ("none", "keys")}.get(claims.lengths, kinds)
+    return tuple(kind for kind in kinds if kind in claimed)
+
+
 def claimed_slopes(kinds: tuple[str, ...], claims: Claims) -> tuple[str, ...]:
     """Return the claimed kinds of slopes; those that are built in take the place of all others."""
     declared, kept = claims.scores.alibi, list[str]()

@@ -12,6 +12,7 @@ from mha.conformance.cases.claimed import INPUTS as INPUTS
 from mha.conformance.cases.claimed import (
     claimed_biases,
     claimed_inputs,
+    claimed_lengths,
     claimed_masks,
     claimed_ranks,
     claimed_scales,
@@ -129,6 +130,7 @@ class Domain:
     sinks: kinds of sinks.
     slopes: kinds of slopes.
     chunks: numbers of places of a chunk, None for no chunks.
+    lengths: of items, "keys", "both" or "none".
     lse: whether the log-sum-exp is asked for.
     dtypes: the only dtypes that the property is about; all if empty.
     scale: "small"; "wide", with the levels in `sizes` whatever min_... and max_... are; or "long",
@@ -158,6 +160,7 @@ class Domain:
     sinks: tuple[str, ...] = ("none",)
     slopes: tuple[str, ...] = ("none",)
     chunks: tuple[int | None, ...] = (None,)
+    lengths: tuple[str, ...] = ("none",)
     lse: tuple[bool, ...] = (False,)
     dtypes: tuple[str, ...] = ()
     scale: Literal["small", "wide", "long"] = "small"
@@ -209,6 +212,7 @@ class Domain:
             "sinks": if_claimed(self.sinks, scores.sinks, "none"),
             "slopes": claimed_slopes(self.slopes, claims),
             "chunks": if_claimed(self.chunks, scores.chunk, None),
+            "lengths": claimed_lengths(self.lengths, claims),
             "lse": if_claimed(self.lse, claims.lse, False),
         }
 
@@ -317,6 +321,7 @@ class Domain:
             "sinks": (self.sinks, "none"),
             "slopes": (self.slopes, "none"),
             "chunk": (self.chunks, None),
+            "lengths": (self.lengths, "none"),
             "return_lse": (self.lse, False),
         }
         for name, (given, usual) in special.items():

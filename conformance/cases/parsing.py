@@ -9,7 +9,7 @@ from itertools import combinations
 from math import prod
 from typing import Any, get_args
 
-from mha.conformance.cases.case import BUILT_IN, OF_ITEMS, SHARING, SINKS, SLOPES, Case
+from mha.conformance.cases.case import BUILT_IN, LENGTHS, OF_ITEMS, SHARING, SINKS, SLOPES, Case
 from mha.conformance.cases.mask_kinds import EXTENTS
 from mha.conformance.cases.memory_layouts import LAYOUTS
 from mha.conformance.cases.modes import MODES
@@ -31,6 +31,7 @@ WORDS: dict[str, Collection[str]] = {
     "sinks": ("none", *SINKS),
     "slopes": ("none", *SLOPES, BUILT_IN, OF_ITEMS),
     "norm_weights": ("", *get_args(NormAxes)),
+    "lengths": LENGTHS,
     "alignment": get_args(Alignment),
     "mask_axes": ["".join(axes) for count in range(5) for axes in combinations("BHLS", count)],
 }

@@ -52,6 +52,7 @@ CLAIMS = Claims(
         sinks="float32",
         alibi=Alibi("signed", per_item=True),
     ),
+    lengths="both",
     second_gradients=True,
     decodes="chunks",
     decodes_ragged=True,

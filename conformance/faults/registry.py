@@ -46,6 +46,7 @@ MODULES = (
     "gradients",
     "heads",
     "layers",
+    "lengths",
     "long_rows",
     "lse",
     "merges",

@@ -62,6 +62,15 @@ LENGTH_NAMES = listed(
     key_lengths key_lens kv_lengths kv_lens src_lengths src_lens memory_lengths x_lens
     """
 )
+# Of how many keys, and queries, each item of a dense batch has, which places count from.
+KEY_LENGTHS_NAMES = listed(
+    """
+    cache_seqlens seqused_k key_value_seq_lengths nonpad_kv_seqlen seq_len_kv
+    """
+)
+QUERY_LENGTHS_NAMES = listed("seqused_q query_seq_lengths seq_len_q")
+# These are of 64 bits, others of 32.
+WIDE_LENGTHS = ("nonpad_kv_seqlen",)
 SCALE_NAMES = listed("scale softmax_scale sm_scale scaling attn_scale scale_factor")
 # Of windows: two numbers, or one number or a pair.
 WINDOW_PAIRS = (
@@ -108,6 +117,8 @@ OPTION_NAMES = {
     "alibi": ("alibi_slopes", "alibi"),
     "chunk": CHUNK_NAMES,
     "alibi_switch": SLOPES_SWITCHES,
+    "key_lengths": KEY_LENGTHS_NAMES,
+    "query_lengths": QUERY_LENGTHS_NAMES,
     "return_lse": listed(
         """
         return_lse return_softmax_lse return_logsumexp return_residual return_attn_probs

@@ -11,13 +11,24 @@ import torch
 from torch import Tensor
 
 from mha.implementations.adapters.named_options import option_name, window_names
-from mha.implementations.adapters.names import SLOPES_BY_WORD
+from mha.implementations.adapters.names import SLOPES_BY_WORD, WIDE_LENGTHS
 from mha.implementations.discovery.errors import UnsupportedCallError
 from mha.spec import Claims, Options
 from mha.spec.scores import Bounds
 
 # The options of `OPTION_NAMES` that are about the scores; a window may have two names.
-OF_SCORES = ("scale", "softcap", "sinks", "alibi", "alibi_switch", "chunk", "return_lse")
+OF_SCORES = (
+    "scale",
+    "softcap",
+    "sinks",
+    "alibi",
+    "alibi_switch",
+    "chunk",
+    "return_lse",
+    "key_lengths",
+    "query_lengths",
+)
+OF_LENGTHS = ("key_lengths", "query_lengths")
 # Options that ask for a result, which a function may return without being asked.
 RESULTS = ("return_lse",)
 
@@ -80,6 +91,9 @@ class ScoreArguments:
             in_dtype = option == "sinks" and self.claims.scores.sinks == "input"
             dtype = query.dtype if in_dtype else torch.float32
             return torch.as_tensor(value, dtype=dtype, device=query.device)
+        if option in OF_LENGTHS:
+            dtype = torch.int64 if name in WIDE_LENGTHS else torch.int32
+            return torch.tensor(value, dtype=dtype, device=query.device)
         if option == "softcap" and not value and name in self.none_by_default:
             return None  # what stands for no cap, where 0 is one
         return value

@@ -62,6 +62,7 @@ BEFORE_SIZES = (
     "chunk",
     "sinks",
     "alibi",
+    "items",
     "lse",
     "dropout",
 )

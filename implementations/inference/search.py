@@ -18,6 +18,7 @@ from mha.implementations.inference.kernel_options import (
     find_value_width,
     require_one_key_head,
 )
+from mha.implementations.inference.lengths import find_lengths
 from mha.implementations.inference.lse import find_lse
 from mha.implementations.inference.mask_search import find_masks
 from mha.implementations.inference.options import (
@@ -112,6 +113,7 @@ FINDERS = (
     Finder(SINKS.find),
     Finder(ALIBI.find),
     Finder(BUILT_IN_ALIBI.find),
+    Finder(find_lengths, _of_kernels),
     Finder(CHUNK.find),
     Finder(find_rounding),
     Finder(find_products),

@@ -68,6 +68,10 @@ def _used_options(candidate: Candidate) -> set[str | None]:
             used.update(candidate.names_of(option))
     if scores.alibi and scores.alibi.built_in:
         used.update(candidate.names_of("alibi_switch"))
+    if "lengths" in candidate.claims:
+        used.update(candidate.names_of("key_lengths"))
+    if candidate.claimed("lengths") == "both":
+        used.update(candidate.names_of("query_lengths"))
     if "lse" in candidate.claims:
         used.update(candidate.names_of("return_lse"))
     if candidate.declared.mask:

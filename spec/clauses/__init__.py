@@ -22,6 +22,7 @@ from mha.spec.clauses import (
     effects,
     gradients,
     heads,
+    lengths,
     lse,
     masks,
     masks_of_numbers,
@@ -81,6 +82,7 @@ CLAUSES: Mapping[str, Clause] = _by_id(
         sinks.CLAUSES,
         alibi.CLAUSES,
         positions.CLAUSES,
+        lengths.CLAUSES,
         effects.CLAUSES,
         lse.CLAUSES,
         memory.CLAUSES,
@@ -154,6 +156,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "ALB": Family("ALiBi", "A bias that grows with the distance of a key."),
         "ROT": Family("Rotary positions", "Queries and keys that are rotated by their positions."),
         "QKN": Family("Norms of queries and keys", "Queries and keys that are divided by a norm."),
+        "LEN": Family("Lengths", "How many keys and queries each item of a dense batch has."),
         "EFF": Family("Effect", "What a call says changes the result."),
         "LSE": Family(
             "Log-sum-exp", "The log-sum-exp of the scores, which a call returns beside the context."

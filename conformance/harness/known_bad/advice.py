@@ -111,6 +111,18 @@ ADVICE: dict[str, Advice] = {
     "the chunks are aligned at the other end": Advice(
         "CHK-1", "The place of query i is i + S - L for bottom-right, and i for top-left."
     ),
+    "the lengths have no effect": Advice(
+        "LEN-1", "Set the scores of keys at and after an item's length to -inf."
+    ),
+    "the first key after an item's own": Advice(
+        "LEN-1", "Lengths count keys: `t < length` is what an item has."
+    ),
+    "places count from the lengths with padding": Advice(
+        "LEN-1", "Bottom-right, the place of query i of an item is i + its keys - its queries."
+    ),
+    "the lengths of the first item": Advice(
+        "LEN-1", "Each item has lengths of its own: index them by the item, and not by the head."
+    ),
     "the softcap has no effect": Advice(
         "CAP-1", "`scores = cap * torch.tanh(scores / cap)`, where there is a cap."
     ),

@@ -27,6 +27,7 @@ from mha.conformance.harness.known_bad.lopsided import Lopsided, SlightlyLopside
 from mha.conformance.harness.known_bad.options import (
     CHUNKS_IGNORED,
     GEOMETRIC,
+    LENGTHS_IGNORED,
     SCALE_IGNORED,
     SINKS_DETACHED,
     SINKS_IGNORED,
@@ -220,6 +221,7 @@ ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "clamped": Clamped,
     "ignores_scale": SCALE_IGNORED.attention,
     "ignores_window": WINDOW_IGNORED.attention,
+    "ignores_lengths": LENGTHS_IGNORED.attention,
     "ignores_chunks": CHUNKS_IGNORED.attention,
     "unbounded_is_zero": UNBOUNDED_IS_ZERO.attention,
     "ignores_sinks": SINKS_IGNORED.attention,

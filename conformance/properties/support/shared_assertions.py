@@ -269,11 +269,16 @@ def cases_of_each_width(session: Session, case: Case) -> list[Case]:
     return cases
 
 
-def expect_together(session: Session, problem: Problem) -> None:
-    """Expect the oracle's result for several options on the scores, if not refused together."""
+def is_moved_by_slopes(session: Session, problem: Problem) -> bool:
+    """Return whether sinks, or a cap, act on a bias that may be counted from any place."""
     declared, options = session.claims.scores.alibi, problem.options
     moves = declared is not None and declared.origin == "any" and options.alibi is not None
-    is_moved = moves and (options.sinks is not None or options.softcap is not None)
+    return moves and (options.sinks is not None or options.softcap is not None)
+
+
+def expect_together(session: Session, problem: Problem) -> None:
+    """Expect the oracle's result for several options on the scores, if not refused together."""
+    is_moved = is_moved_by_slopes(session, problem)
     assume(not is_moved, "sinks or a cap act on a bias that may be counted from another place")
     assume_answered(session, problem)
     try:

@@ -1,0 +1,174 @@
+"""LEN: how many keys, and queries, each item of a dense batch has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import (
+    BOTH,
+    BOUNDED,
+    DENSE,
+    MODERATE,
+    WIDE_RANGE,
+    WITH_GRADIENT,
+    Domain,
+)
+from mha.conformance.cases.mask_kinds import COMMON
+from mha.conformance.harness.assertions import assume, expect_close
+from mha.conformance.harness.errors import AdapterError, CallRaised
+from mha.conformance.harness.recording import RecordedOutput
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.shared_assertions import (
+    assume_answered,
+    expect_gradients,
+    is_moved_by_slopes,
+)
+from mha.spec import Problem
+from mha.spec.bounds import Ball
+
+OF_ITEMS = Domain(
+    masks=COMMON,
+    causal=BOTH,
+    inputs=("cross",),
+    values=MODERATE,
+    need_weights=(False,),
+    lengths=("keys", "both"),
+    min_B=2,
+)
+ALONE = "the oracle's value, of each item with its own lengths"
+
+
+def own_queries(problem: Problem) -> Tensor:
+    """Return which queries are of an item, boolean (B, L)."""
+    batch, _, queries, _ = problem.shape
+    own = torch.ones(batch, queries, dtype=torch.bool)
+    for item, length in enumerate(problem.options.query_lengths or ()):
+        own[item, length:] = False
+    return own
+
+
+def expect_own_rows(session: Session, problem: Problem, result: RecordedOutput) -> None:
+    """Expect the oracle's output in the rows of queries that are of an item."""
+    expected = session.expected(problem).output
+    others = ~own_queries(problem).unsqueeze(-1).to(expected.mid.device)
+    of_own = Ball(expected.mid, expected.rad.masked_fill(others, math.inf))
+    expect_close(result.output, of_own, because=ALONE)
+
+
+@property_of(
+    "LEN-1",
+    OF_ITEMS,
+    needs="lengths",
+    requires="HED-1",
+    must_reject=("ignores_lengths", "lopsided"),
+)
+def each_item_has_its_own_lengths(session: Session, case: Case) -> None:
+    """With lengths the result is within the bound of the oracle's, which has none beyond them."""
+    problem = case.problem()
+    assume_answered(session, problem)
+    expect_own_rows(session, problem, session(problem))
+
+
+@property_of(
+    "LEN-1",
+    replace(OF_ITEMS, layouts=DENSE, dtypes=WIDE_RANGE),
+    needs="lengths",
+    requires="LEN-1",
+    must_reject=("ignores_lengths",),
+    max_cases=30,
+    number=2,
+)
+def what_is_after_a_length_reaches_nothing(session: Session, case: Case) -> None:
+    """NaN, or the largest number, in keys and values after the lengths changes nothing."""
+    problem = case.problem()
+    assume_answered(session, problem)
+    garbage = math.nan if case.seed % 3 else torch.finfo(problem.query.dtype).max
+    result = session(_spoilt(problem, garbage))
+    expect_own_rows(session, problem, result)
+
+
+def _spoilt(problem: Problem, garbage: float) -> Problem:
+    """Return a problem with other numbers after the lengths of its items."""
+    key, value = problem.key.clone(), problem.value.clone()
+    for item, length in enumerate(problem.options.key_lengths or ()):
+        key[item, length:] = garbage
+        value[item, length:] = garbage
+    return problem.change(key=key, value=value)
+
+
+@property_of(
+    "LEN-1",
+    replace(OF_ITEMS, lengths=("both",)),
+    needs="lengths=both",
+    requires="LEN-1",
+    must_reject=("ignores_lengths",),
+    max_cases=20,
+    number=3,
+)
+def rows_after_the_queries_are_zero(session: Session, case: Case) -> None:
+    """Rows after the queries of an item are zero, even if its other rows are not."""
+    problem = case.problem()
+    assume_answered(session, problem)
+    own = own_queries(problem).unsqueeze(-1)
+    assume(not bool(own.all()), "every item has all queries")
+    output = session(problem).output
+    zeros = torch.zeros(output.tensor.shape, dtype=torch.float64)
+    exact = Ball(zeros, zeros.masked_fill(own, math.inf))
+    expect_close(output, exact, because="a row after the queries of its item is zero")
+
+
+@property_of(
+    "LEN-1",
+    replace(OF_ITEMS, modes=WITH_GRADIENT, dtypes=BOUNDED),
+    needs=("lengths", "gradients"),
+    requires="LEN-1",
+    must_reject=("ignores_lengths", "nan_gradients"),
+    max_cases=20,
+    number=4,
+)
+def gradients_have_the_lengths(session: Session, case: Case) -> None:
+    """With lengths the gradients are within the bound: none for keys after them."""
+    problem = case.problem()
+    assume_answered(session, problem)
+    because = "by the oracle's formulas, of each item with its own lengths"
+    expect_gradients(session, problem, own_queries(problem), because)
+
+
+@property_of(
+    "LEN-1",
+    replace(
+        OF_ITEMS,
+        windows=(None, (1, 0), (2, 1)),
+        chunks=(None, 2),
+        softcaps=(None, 1.0),
+        sinks=("none", "mixed"),
+        slopes=("none", "mixed"),
+        scales=(None, 2.0),
+        variants=("plain", "grouped"),
+        min_heads=2,
+    ),
+    needs="lengths",
+    requires="LEN-1",
+    must_reject=("ignores_lengths",),
+    max_cases=30,
+    number=5,
+)
+def lengths_go_with_other_options(session: Session, case: Case) -> None:
+    """With lengths beside other options or grouped heads the result is within the bound."""
+    problem = case.problem()
+    assume(
+        not is_moved_by_slopes(session, problem),
+        "sinks or a cap act on a bias that may be counted from another place",
+    )
+    assume_answered(session, problem)
+    try:
+        result = session(problem)
+    except (CallRaised, AdapterError):
+        assume(False, "these options are refused together")
+    expect_own_rows(session, problem, result)

@@ -1,0 +1,93 @@
+"""Lengths of the items of a dense batch: inference finds them, and what comes after is not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mha.implementations.inference.kernels import infer_kernel
+from support.judging import expect_conforms, expect_fail
+
+CLAUSES = ["LEN-1"]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+    k, v = (x.masked_fill(~allowed.any(2).unsqueeze(-1), 0.0) for x in (k, v))
+    scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~allowed, -torch.inf)
+    empty = ~allowed.any(-1, keepdim=True)
+    return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0) @ v
+
+
+def places(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.arange(q.shape[2]).unsqueeze(1), torch.arange(k.shape[2])
+
+
+def of_flash_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    causal: bool = False,
+    cache_seqlens: Tensor | None = None,
+) -> Tensor:
+    mine, theirs = places(q, k_cache)
+    lengths = torch.full((len(q),), k_cache.shape[2]) if cache_seqlens is None else cache_seqlens
+    lengths = lengths.view(-1, 1, 1, 1)
+    allowed = (theirs < lengths) & (mine >= 0)
+    if causal:
+        allowed = allowed & (theirs <= mine + lengths - q.shape[2])
+    return attend(q, k_cache, v_cache, allowed.expand(-1, q.shape[1], -1, -1))
+
+
+def of_jax(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool = False,
+    query_seq_lengths: Tensor | None = None,
+    key_value_seq_lengths: Tensor | None = None,
+) -> Tensor:
+    mine, theirs = places(query, key)
+    allowed = (theirs <= mine) | (not is_causal)
+    allowed = allowed.expand(*query.shape[:3], key.shape[2])
+    if key_value_seq_lengths is not None:
+        allowed = allowed & (theirs < key_value_seq_lengths.view(-1, 1, 1, 1))
+    if query_seq_lengths is not None:
+        allowed = allowed & (mine < query_seq_lengths.view(-1, 1, 1, 1))
+    return attend(query, key, value, allowed)
+
+
+def aligned_to_the_room(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, seqused_k: Tensor | None = None
+) -> Tensor:
+    mine, theirs = places(q, k)
+    allowed = (theirs <= mine + k.shape[2] - q.shape[2]) | (not causal)
+    allowed = allowed.expand(*q.shape[:3], k.shape[2])
+    if seqused_k is not None:
+        allowed = allowed & (theirs < seqused_k.view(-1, 1, 1, 1))
+    return attend(q, k, v, allowed)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "lengths", "causal"),
+    [(of_flash_attention, "keys", "bottom_right"), (of_jax, "both", "top_left")],
+)
+def test_lengths_are_found_and_conform(
+    kernel: Callable[..., Tensor], lengths: str, causal: str
+) -> None:
+    inference = infer_kernel(kernel)
+    assert inference.implementation.claims.lengths == lengths
+    assert inference.implementation.claims.causal == causal
+    declared: dict[str, Any] = {}
+    exec(inference.declaration, {kernel.__name__: kernel}, declared)
+    expect_conforms(declared["implementation"], CLAUSES, dtypes=["float32", "bfloat16"])
+
+
+def test_alignment_to_the_room_for_keys_is_named() -> None:
+    inference = infer_kernel(aligned_to_the_room)
+    assert "assumed by its name" in " ".join(inference.report().split())
+    verdict = expect_fail(inference, "LEN-1")
+    assert "places count from the lengths with padding" in verdict.diagnosis
