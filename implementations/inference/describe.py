@@ -17,7 +17,7 @@ from mha.implementations.inference.probes import Formula
 from mha.implementations.inference.projections import not_loaded, order_against_name
 from mha.implementations.inference.rows import Row
 from mha.implementations.inference.sizes import either
-from mha.implementations.inference.unused import unused_options
+from mha.implementations.inference.unused import unclaimable_options, unused_options
 from mha.spec import Rounding
 from mha.spec.claims import BIASES, COMPUTE_DTYPES
 
@@ -146,10 +146,18 @@ def _shared_rows(candidate: Candidate) -> Iterator[Row]:
     yield Row("dtypes", _dtypes(candidate.claimed("dtypes")), evidence)
     if "rounding" in candidate.claims:
         yield Row("rounding", _rounding(candidate.claims["rounding"]))
-    unused = unused_options(candidate)
-    if unused:
-        yield Row("not judged", ", ".join(unused), "unless declared")
+    yield from _not_judged(candidate)
     yield from _given_rows(candidate.declared)
+
+
+def _not_judged(candidate: Candidate) -> Iterator[Row]:
+    """Yield the rows about what no call shows: what may be declared, and what no claim is about."""
+    unclaimable = unclaimable_options(candidate)
+    declarable = [each for each in unused_options(candidate) if each not in unclaimable]
+    if declarable:
+        yield Row("not judged", ", ".join(declarable), "unless declared")
+    if unclaimable:
+        yield Row("not covered here", ", ".join(unclaimable), "no claim says what it does")
 
 
 def _found(candidate: Candidate, topics: tuple[str, ...]) -> Iterator[Row]:

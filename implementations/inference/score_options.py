@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.nearest_projections import agree
 from mha.implementations.inference.probes import SCALES, Formula, Probe, is_close
 from mha.spec import Claims, Options, Scores
 from mha.spec.claims import Alignment
@@ -182,13 +183,33 @@ def find_scale(candidate: Candidate) -> Candidate:
         return candidate
     claimed = candidate.claimed("scores")
     tried = candidate.claiming(scores=replace(claimed, scale="any"))
+    name = names[0]
     if not _multiplies(tried, 2.0):
+        if _is_ignored(tried):
+            return tried.noting("scale", f"{name} has no effect")
         return candidate
     takes_any = _multiplies(tried, 0.0) and _multiplies(tried, -1.0)
     scores = replace(claimed, scale="any" if takes_any else "positive")
     assert scores.scale
-    found = f"{names[0]} multiplies the scores; {RANGES[scores.scale]}"
+    found = f"{name} multiplies the scores; {RANGES[scores.scale]}"
     return candidate.claiming(scores=scores).noting("scale", found)
+
+
+def _is_ignored(tried: Candidate) -> bool:
+    """Return whether calls with any scale return what calls without one do.
+
+    A flag of such a name says whether scores are scaled.
+    """
+    name = tried.signature.scale
+    assert name
+    if isinstance(tried.declared.forward_parameters[name].default, bool):
+        return False
+    for probe in tried.probes:
+        plain = tried.call_plainly(probe.inputs)
+        for scale in (0.25, 3.0):
+            if not agree(tried.call_plainly(probe.inputs, scale=scale), plain):
+                return False
+    return True
 
 
 def _multiplies(tried: Candidate, factor: float) -> bool:

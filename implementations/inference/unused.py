@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import inspect
 
+from mha.implementations.adapters.names import (
+    MEMORY_NAMES,
+    NEUTRAL_MEANING,
+    OTHER_MASKS,
+    is_option,
+)
 from mha.implementations.adapters.signature import required_inputs
 from mha.implementations.inference.candidate import Candidate
 from mha.spec.claims import DROPS_OUTPUT
@@ -38,6 +44,29 @@ def unused_options(candidate: Candidate) -> list[str]:
     return _never_called(candidate) + unused + _defaults(candidate)
 
 
+def unclaimable_options(candidate: Candidate) -> list[str]:
+    """Return those of the options that no call uses which no declaration can claim either."""
+    parameters = candidate.declared.forward_parameters
+    beside = {_hiding(name) for name in candidate.declared.beside}
+    unclaimable = []
+    for option in unused_options(candidate):
+        is_unknown = option in parameters and not _has_meaning(option)
+        if is_unknown or option in beside:
+            unclaimable.append(option)
+    return unclaimable
+
+
+def _has_meaning(name: str) -> bool:
+    """Return whether the name of a parameter says what it is, so that a claim may be about it."""
+    is_known = is_option(name) or name in NEUTRAL_MEANING or name in MEMORY_NAMES
+    return is_known and name not in OTHER_MASKS
+
+
+def _hiding(name: str) -> str:
+    """Return what is not judged of a mask that is given beside another one, in words."""
+    return f"{name} that hides something"
+
+
 def _never_called(candidate: Candidate) -> list[str]:
     """Return what a causal flag, or a mask or memory left out, might mean, and no call shows."""
     declared, never = candidate.declared, []
@@ -49,7 +78,7 @@ def _never_called(candidate: Candidate) -> list[str]:
         never.append("calls without a mask that are not causal")
     if candidate.left_out:
         never.append(candidate.left_out)
-    never += [f"{name} that hides something" for name in declared.beside]
+    never += map(_hiding, declared.beside)
     return never
 
 
