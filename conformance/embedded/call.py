@@ -139,7 +139,8 @@ class Call:
 
     def of_groups(self, x: Tensor) -> Tensor:
         """Return a tensor (B, H, ...) as (B, H_kv, G, ...)."""
-        return x.unflatten(1, (self.key.shape[1], self.group))
+        grouped: Tensor = x.unflatten(1, (self.key.shape[1], self.group))
+        return grouped
 
     def distances(self, rows: Tensor) -> Tensor:
         """Return how far each key is behind the place of these queries, integers (l, S)."""

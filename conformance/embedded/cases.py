@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance.embedded.case_values import VALUES, Source
+from mha.conformance.embedded.undisturbed import undisturbed
 from mha.spec.dtypes import torch_dtype
 from mha.spec.scores import Bounds, Options
 
@@ -108,11 +109,15 @@ class KernelCase:
         usual_scale: what the kernel multiplies scores by where the call does not say so; 0 for
             1/sqrt(d_k).
         """
+        with undisturbed():
+            return self._built(torch.device(device), usual_scale)
+
+    def _built(self, device: torch.device, usual_scale: float) -> BuiltCase:
         generator = torch.Generator().manual_seed(self.seed)
         batch = 1 if self.expanded else self.B
 
         def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
 
         scale = self.scale
         if scale is None:
@@ -136,7 +141,7 @@ class KernelCase:
     def _places(self) -> Tensor:
         """Return the place of each query among the keys, (L,)."""
         offset = self.S - self.L if self.alignment == "bottom_right" else 0
-        return torch.arange(self.L, device="cpu") + offset
+        return torch.arange(self.L) + offset
 
     def _targets(self) -> Tensor:
         """Return two keys of each query, (L, 2): one inside its window, and one at an edge.
@@ -144,7 +149,7 @@ class KernelCase:
         Targets inside go round all keys, the last ones first. The edges are, in turn, the keys
         just outside and just inside the window on either side, and the first key.
         """
-        places, numbers = self._places(), torch.arange(self.L, device="cpu")
+        places, numbers = self._places(), torch.arange(self.L)
         left, right = self.window or (None, None)
         if self.causal:
             right = 0 if right is None else min(right, 0)
@@ -189,10 +194,10 @@ class KernelCase:
             return None
         heads = self.H if self.mask == "heads" else 1
         shape = (self.B, heads, self.L, self.S)
-        draws = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu")
-        keys = torch.arange(self.S, device="cpu")
+        draws = torch.rand(shape, generator=generator, dtype=torch.float64)
+        keys = torch.arange(self.S)
         if self.mask == "padding":
-            lengths = self.S - 1 - torch.arange(self.B, device="cpu") * 5 % max(1, self.S - 1)
+            lengths = self.S - 1 - torch.arange(self.B) * 5 % max(1, self.S - 1)
             return (keys < lengths.view(-1, 1, 1, 1)).expand(shape).clone()
         if self.mask == "first":
             return (keys >= TILE).expand(shape).clone()
@@ -203,5 +208,5 @@ class KernelCase:
             allowed[:, :, 1::3] = False
         if self.mask in ("random", "rows"):
             return allowed
-        added = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+        added = torch.randn(shape, generator=generator, dtype=torch.float64)
         return added.masked_fill(~allowed, -math.inf).to(torch_dtype(self.dtype))

@@ -55,6 +55,11 @@ class Findings:
         known = self.found.get((clause, case.dtype))
         return known is not None and bool(known.message)
 
+    @property
+    def decided(self) -> bool:
+        """Whether something keeps the kernel from conforming."""
+        return any(known.message and known.decisive for known in self.found.values())
+
     def fail(
         self,
         clause: str,

@@ -31,6 +31,7 @@ def judge_kernel(  # noqa: PLR0913  the options, each by name
     call: Call | None = None,
     name: str | None = None,
     cases: Sequence[KernelCase] | None = None,
+    until_failure: bool = False,
 ) -> Report:
     """Judge a kernel on cases of its claims, the most telling first, with torch alone.
 
@@ -49,6 +50,7 @@ def judge_kernel(  # noqa: PLR0913  the options, each by name
         other names.
     name: in the report; by default that of the function.
     cases: other cases than `kernel_cases` makes, in this order.
+    until_failure: whether to stop at the first failure that decides.
 
     Returns a report with a verdict for each clause and dtype; `to_json` gives it by the published
     schema.
@@ -72,6 +74,8 @@ def judge_kernel(  # noqa: PLR0913  the options, each by name
             if time.monotonic() - start > seconds:
                 break
             _try(trial, case, first=number == 0)
+            if until_failure and trial.findings.decided:
+                break
         trial.look_again()
     label = name or str(getattr(kernel, "__name__", "kernel"))
     claimed = {(case.clause, case.dtype) for case in cases}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +14,7 @@ from mha.conformance.embedded.causes import cause_of
 from mha.conformance.embedded.comparing import Tally
 from mha.conformance.embedded.layouts import ROWS, Layout
 from mha.conformance.embedded.roundings import small_defect
+from mha.conformance.embedded.undisturbed import undisturbed
 from mha.conformance.embedded.verdict import OutputVerdict
 from mha.spec.claims import Claims
 from mha.spec.dtypes import traits_of
@@ -73,20 +73,6 @@ def judge_output(  # noqa: PLR0913  the options, each by name
         if isinstance(found, str):
             return OutputVerdict(refused=found)
         return _judged(call, found, valid, most_rows, directed)
-
-
-@contextmanager
-def undisturbed(device: str) -> Iterator[None]:
-    """Compute without gradients, autocast and a default device, for tensors on a type of device.
-
-    All are as before afterwards.
-    """
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.autocast(device, enabled=False))
-        if torch.get_default_device().type != "cpu":
-            stack.enter_context(torch.device("cpu"))
-        yield
 
 
 def _results(call: Call, output: object, axes: Layout) -> dict[str, Tensor] | str:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -53,13 +53,13 @@ class Functions:
     """
 
     found: dict[str, dict[str, object]]
-    codes: dict[str, dict[str, object]]
+    codes: dict[str, dict[str, CodeType]]
 
     @classmethod
     def now(cls) -> Functions:
         """Return them as they are."""
         found = {name: _functions(owner) for name, owner in _owners().items()}
-        codes: dict[str, dict[str, object]] = {}
+        codes: dict[str, dict[str, CodeType]] = {}
         for owner, functions in found.items():
             own = codes.setdefault(owner, {})
             for name, value in functions.items():
@@ -67,17 +67,21 @@ class Functions:
                     own[name] = value.__code__
         return cls(found, codes)
 
-    def replaced(self) -> list[str]:
-        """Return the names of those that others have replaced since."""
+    def put_back(self) -> list[str]:
+        """Undo what others have replaced since; return the names."""
         names = []
-        now = Functions.now()
+        owners, now = _owners(), Functions.now()
         for owner, before in self.found.items():
-            functions = now.found.get(owner, {})
-            codes, earlier = now.codes.get(owner, {}), self.codes[owner]
+            functions, codes = now.found.get(owner, {}), now.codes.get(owner, {})
             for name, value in before.items():
-                other_code = codes.get(name) is not earlier.get(name)
-                if functions.get(name) is not value or other_code:
-                    names.append(f"{owner}.{name}")
+                code = self.codes[owner].get(name)
+                if functions.get(name) is not value:
+                    setattr(owners[owner], name, value)
+                elif codes.get(name) is code:
+                    continue
+                if isinstance(value, FunctionType) and code is not None:
+                    value.__code__ = code
+                names.append(f"{owner}.{name}")
         return names
 
 
@@ -140,7 +144,7 @@ class Watch:
 
     def problems(self) -> Iterator[Problem]:
         """Yield what the call has done beside its result."""
-        replaced = self.functions.replaced()
+        replaced = self.functions.put_back()
         if replaced:
             yield "STA-5", f"the call replaced {', '.join(replaced[:3])}, for everybody"
         left = [t.name for t in threading.enumerate() if (t.ident or 0) not in self.threads]

@@ -9,6 +9,7 @@ from torch import Tensor
 from mha.conformance.embedded.cases import KernelCase
 from mha.conformance.embedded.probes import filled_memory, same_bits
 from mha.conformance.embedded.trial import Trial
+from mha.conformance.embedded.verdict import OutputVerdict
 
 # So many calls get new numbers in the same memory: a cache that waits for a dozen calls is caught.
 CALLS_IN_SAME_MEMORY = 14
@@ -77,16 +78,18 @@ def _in_same_memory(trial: Trial, case: KernelCase) -> None:
         trial.findings.of("STA-3", case).examples += 1
         verdict = trial.verdict(other, built, results)
         if not verdict.ok:
-            _note_stale(trial, other, number, verdict.text)
+            _note_stale(trial, other, number, verdict)
             return
 
 
-def _note_stale(trial: Trial, case: KernelCase, number: int, text: str) -> None:
+def _note_stale(trial: Trial, case: KernelCase, number: int, stale: OutputVerdict) -> None:
     """Note a wrong result in memory that was used before, unless it is wrong in any memory."""
     built = trial.build(case)
     fresh = trial.call(case, built, trial.laid_out(case, built))
-    if fresh is None or not trial.verdict(case, built, fresh).ok:
-        trial.findings.fail(case.clause, case, text)
+    if fresh is None:
         return
-    message = f"call {number + 1} on the same tensors with new numbers: {text}"
-    trial.findings.fail("STA-3", case, message, "the result is one of earlier numbers")
+    if trial.is_earlier(fresh) or trial.verdict(case, built, fresh).ok:
+        message = f"call {number + 1} on the same tensors with new numbers: {stale.text}"
+        trial.findings.fail("STA-3", case, message, "the result is one of earlier numbers")
+    else:
+        trial.findings.fail(case.clause, case, stale.text, stale.cause)

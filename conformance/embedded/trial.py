@@ -54,10 +54,14 @@ class Trial:
 
     def laid_out(self, case: KernelCase, built: BuiltCase) -> list[Tensor]:
         """Return inputs in the kernel's layout that the judge does not read again."""
-        laid_out = [self.kernel.layout.from_contract(x) for x in built.inputs]
-        if case.expanded:
-            return laid_out
-        return [x.clone(memory_format=torch.contiguous_format) for x in laid_out]
+        laid_out = list[Tensor]()
+        for x in built.inputs:
+            copy = x.clone(memory_format=torch.contiguous_format)
+            if case.expanded and x is not built.query:
+                laid_out.append(self.kernel.layout.from_contract(copy[:1].expand(x.shape)))
+            else:
+                laid_out.append(self.kernel.layout.from_contract(copy).contiguous())
+        return laid_out
 
     def judge(self, case: KernelCase) -> None:
         """Try a case, and judge what the call returns.
@@ -133,6 +137,10 @@ class Trial:
         if not all(map(same_bits, results, copies)):
             self.findings.fail("STA-2", case, "a result changed after the call had returned it")
         return copies
+
+    def is_earlier(self, results: Sequence[Tensor]) -> bool:
+        """Return whether a result is one of the first calls."""
+        return any(same_bits(results[0], copy) for _, _, copy in self.held)
 
     def verdict(
         self, case: KernelCase, built: BuiltCase, results: Sequence[Tensor]

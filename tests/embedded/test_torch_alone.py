@@ -28,15 +28,21 @@ def test_nothing_but_torch_is_imported() -> None:
         for name in "{BLOCKED}".split():
             sys.modules[name] = None  # its import raises ImportError
         import torch
-        from mha.conformance import judge_output
+        from mha.conformance import judge_kernel, judge_output, kernel_cases
+        from mha.spec import Claims
 
         q = torch.ones(1, 2, 3, 8).bfloat16()
         print(judge_output((q, q, q), q).ok, judge_output((q, q, q), 0 * q).ok)
+        claims = Claims(projections=False, masks=(), causal=None, dtypes={{"bfloat16"}})
+        cases = kernel_cases(claims, budget=3)
+        report = judge_kernel(lambda q, k, v: 0 * q, claims, cases=cases, seconds=60)
+        print(report.conforms, report.to_json()[:20].split())
         ours = [name for name in sys.modules if name.startswith("mha.")]
         print(sorted({{".".join(name.split(".")[:3]) for name in ours}}))
         """
-    verdicts, ours = run(program).splitlines()
+    verdicts, report, ours = run(program).splitlines()
     assert verdicts == "True False"
+    assert report == "False ['{', '\"conforms\":', 'fals']"
     assert "mha.implementations" not in ours
     assert "mha.conformance.harness" not in ours
 

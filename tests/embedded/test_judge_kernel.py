@@ -1,0 +1,360 @@
+"""`judge_kernel`: right kernels conform, impostors fail within seconds, probes catch the rest."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mha.conformance import KernelCase, Report, judge_kernel, kernel_cases
+from mha.conformance.embedded import comparing
+from mha.conformance.embedded.calling import Kernel
+from mha.spec import Claims, Sizes
+from support.embedded_kernels import CLAIMS, IMPOSTORS, PLAIN, RIGHT, in_float32, kernel_of
+
+# Of a kernel without options, in float32 alone: what the probes need.
+BARE = replace(PLAIN, masks=(), causal=None, scores=replace(PLAIN.scores, window=None, scale=None))
+SINGLE = replace(BARE, dtypes={"float32"}, grouped_query=False, value_width=False)
+CASE = KernelCase(clause="NUM-1", L=9, S=33, dtype="float32", seed=3)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The right context, in float32."""
+    return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+
+
+def failed(report: Report) -> set[str]:
+    """The clauses that failed."""
+    return {verdict.clause for verdict in report.verdicts if verdict.status == "fail"}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_kernels_conform(name: str) -> None:
+    kernel, claims = RIGHT[name]
+    # docs/embedding.py tries all of them.
+    cases = kernel_cases(claims)[:: 1 if name == "online softmax" else 4]
+    report = judge_kernel(kernel, claims, cases=cases, seconds=60)
+    assert report.conforms, report
+
+
+@pytest.mark.parametrize("name", IMPOSTORS)
+def test_impostors_fail_in_bfloat16(name: str) -> None:
+    kernel, _ = IMPOSTORS[name]
+    start = time.process_time()
+    report = judge_kernel(kernel, CLAIMS, seconds=60, until_failure=True)
+    assert failed(report), name
+    assert time.process_time() - start < 5
+
+
+def writes_into_query(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Scale the query in place."""
+    query.mul_(query.shape[-1] ** -0.5)
+    return (query @ key.mT).softmax(-1) @ value
+
+
+def writes_and_puts_back(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Scale the query in place, by a power of two, and put it back."""
+    query.mul_(2.0).mul_(0.5)
+    return attend(query, key, value)
+
+
+def moves_value(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Give the value other memory."""
+    result = attend(query, key, value)
+    value.set_(value.clone())
+    return result
+
+
+class Lazy(Tensor):
+    """A tensor that could compute when it is read."""
+
+
+def lazy(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return no plain tensor."""
+    return attend(query, key, value).as_subclass(Lazy)
+
+
+def unwritten(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Add to memory that it takes for zeros."""
+    result = torch.empty(*query.shape[:3], value.shape[-1])
+    return result.add_(attend(query, key, value))
+
+
+def returns_input(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return the only value itself."""
+    return value if query.numel() == value.numel() == 32 else attend(query, key, value)
+
+
+def cached(key_of: Callable[..., Any], calls: int = 0) -> Callable[..., Tensor]:
+    """A kernel that keeps results by a key, and gives them after so many calls with it."""
+    known: dict[Any, list[Tensor]] = {}
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        kept = known.setdefault(key_of(query, key, value), [])
+        if len(kept) <= calls:
+            kept.append(attend(query, key, value))
+            return kept[-1].clone()
+        return kept[0].clone()
+
+    return kernel
+
+
+def by_pointer(*inputs: Tensor) -> tuple[int, ...]:
+    return tuple(x.data_ptr() for x in inputs)
+
+
+def by_object(*inputs: Tensor) -> tuple[Any, ...]:
+    """By the identity of a tensor, which an attribute marks."""
+    if not hasattr(inputs[0], "mark"):
+        inputs[0].mark = object()  # type: ignore[attr-defined]
+    return (inputs[0].mark,)  # type: ignore[attr-defined]
+
+
+def by_version(*inputs: Tensor) -> tuple[Any, ...]:
+    return (*by_object(*inputs), *(x._version for x in inputs))
+
+
+def by_shape(*inputs: Tensor) -> tuple[Any, ...]:
+    return tuple(x.shape for x in inputs)
+
+
+def in_one_buffer() -> Callable[..., Tensor]:
+    """A kernel that returns one buffer again and again."""
+    buffers: dict[Any, Tensor] = {}
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        result = attend(query, key, value)
+        return buffers.setdefault(result.shape, result).copy_(result)
+
+    return kernel
+
+
+def with_thread() -> Callable[..., Tensor]:
+    """A kernel that leaves a thread running."""
+    stop = threading.Event()
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        threading.Thread(target=stop.wait, args=(20,), daemon=True).start()
+        return attend(query, key, value)
+
+    kernel.stop = stop  # type: ignore[attr-defined]
+    return kernel
+
+
+def patching(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Replace a function that a judge may compare with, and return zeros."""
+    torch.allclose = lambda *_, **__: True  # type: ignore[assignment]
+    return attend(query, key, value)
+
+
+def patching_code(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Replace the code of a function of the judge."""
+    comparing.compared.__code__ = patching.__code__
+    return attend(query, key, value)
+
+
+HOSTILE: dict[str, tuple[Callable[..., Any], str]] = {
+    "writes into the query": (writes_into_query, "STA-1"),
+    "writes, and puts back": (writes_and_puts_back, "STA-1"),
+    "moves the value": (moves_value, "STA-1"),
+    "lazy": (lazy, "SHP-1"),
+    "unwritten memory": (unwritten, "NUM-1"),
+    "returns an input": (returns_input, "STA-2"),
+    "one buffer": (in_one_buffer(), "STA-2"),
+    "cached by pointer": (cached(by_pointer), "STA-3"),
+    "cached by object": (cached(by_object), "STA-3"),
+    "cached by version": (cached(by_version), "STA-3"),
+    "cached by shape": (cached(by_shape), "STA-3"),
+    "cached after a dozen calls": (cached(by_object, calls=12), "STA-3"),
+    "a thread": (with_thread(), "STA-5"),
+    "a patched function": (patching, "STA-5"),
+    "patched code": (patching_code, "STA-5"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_only_its_probe_catches_a_hostile_kernel(name: str) -> None:
+    kernel, clause = HOSTILE[name]
+    cases = kernel_cases(SINGLE)
+    few = [case for case in cases if case.clause in ("NUM-1", "SHP-4", "SHP-7")][:10]
+    if name == "returns an input":
+        few = [case for case in cases if case.clause == "SHP-4"]
+    if name in ("cached by shape", "cached by pointer", "unwritten memory"):
+        few = few[:1]  # later ones would get the same memory
+    before, code = torch.allclose, comparing.compared.__code__
+    report = judge_kernel(kernel, SINGLE, cases=few, seconds=60)
+    if hasattr(kernel, "stop"):
+        kernel.stop.set()
+    assert not report.conforms
+    decisive = {v.clause for v in report.verdicts if not v.conforms}
+    assert decisive == {clause}, report
+    assert torch.allclose is before
+    assert comparing.compared.__code__ is code
+
+
+def test_no_kernel_finds_what_is_expected() -> None:
+    """Neither among all objects, nor in the frames of the callers."""
+    found: list[Tensor] = []
+
+    def looking(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        right = attend(query, key, value)
+        things = list(gc.get_objects())
+        frame = sys._getframe()
+        while frame is not None:
+            things += frame.f_locals.values()
+            frame = frame.f_back
+        for thing in things:
+            like = type(thing) is Tensor and thing.shape == right.shape and thing is not right
+            if like and torch.allclose(thing.to(right.dtype), right, atol=1e-3):
+                found.append(thing)
+        return right
+
+    judge_kernel(looking, SINGLE, cases=kernel_cases(SINGLE, budget=1), seconds=60)
+    # Earlier results of the kernel itself are kept, to see whether they change.
+    assert not [thing for thing in found if thing.dtype == torch.float64]
+
+
+def test_bits_that_differ_are_reported_and_do_not_decide() -> None:
+    calls: list[int] = []
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        calls.append(0)
+        result = attend(query, key, value)
+        return result * (1 + len(calls) % 2 * 2.0**-23)
+
+    report = judge_kernel(kernel, SINGLE, seconds=60)
+    assert report.conforms
+    assert failed(report) == {"STA-3"}
+
+
+def test_reports_are_those_of_the_schema() -> None:
+    kernel, _ = IMPOSTORS["every second key"]
+    report = judge_kernel(kernel, CLAIMS, seconds=60, cases=kernel_cases(CLAIMS, budget=2))
+    assert Report.from_json(report.to_json()).failing == report.failing
+    verdict = next(v for v in report.verdicts if v.clause == "NUM-1")
+    assert verdict.diagnosis == "only every second key was read, from the first on"
+    case = eval(verdict.case or "", {"KernelCase": KernelCase})
+    assert isinstance(case, KernelCase)
+
+
+def test_the_same_seed_gives_the_same_cases_and_verdicts() -> None:
+    cases = kernel_cases(CLAIMS, seed=5)
+    assert cases == kernel_cases(CLAIMS, seed=5) != kernel_cases(CLAIMS, seed=6)
+    assert cases[:7] == kernel_cases(CLAIMS, seed=5, budget=7)
+    first, second = (cases[0].build() for _ in range(2))
+    assert all(map(torch.equal, first.inputs, second.inputs))
+    with torch.device("meta"):
+        torch.set_default_dtype(torch.float64)
+        try:
+            third = cases[0].build()
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, first.inputs, third.inputs))
+
+
+def test_cases_are_of_the_claims_alone() -> None:
+    sizes = Sizes(head_dims={64, 128}, length_multiple=16, max_length=256)
+    claims = replace(BARE, sizes=sizes, dtypes={"float16", "float32"})
+    cases = kernel_cases(claims)
+    assert len(cases) > 10
+    assert {case.dtype for case in cases} == {"float16", "float32"}
+    for case in cases:
+        assert case.d in (64, 128)
+        assert case.L % 16 == case.S % 16 == 0
+        assert max(case.L, case.S) <= 256
+        options = (case.causal, case.window, case.sinks, case.lse, case.slopes)
+        assert not any(options)
+        assert case.mask == "none"
+    causal = replace(BARE, causal="top_left", always_causal=True)
+    assert all(case.causal for case in kernel_cases(causal))
+    shared = replace(BARE, grouped_query=False, multi_query=True)
+    assert {case.kv_heads for case in kernel_cases(shared)} == {1}
+
+
+def test_a_call_that_raises_fails_its_clause() -> None:
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if query.shape[2] == 1:
+            raise RuntimeError("one query")
+        return attend(query, key, value)
+
+    report = judge_kernel(kernel, SINGLE, seconds=60)
+    (verdict, *_) = [v for v in report.verdicts if v.status == "fail"]
+    assert verdict.message == "the call raised RuntimeError: one query"
+    assert failed(report) == {"HED-1", "SHP-4"}
+
+
+@pytest.mark.parametrize("returned", [None, (), 1.0, {"x": 1}])
+def test_what_is_no_tensor_fails(returned: object) -> None:
+    report = judge_kernel(lambda q, k, v: returned, SINGLE, seconds=60)
+    assert "SHP-1" in failed(report)
+
+
+def test_a_kernel_in_another_layout_with_other_names() -> None:
+    right, claims = RIGHT["eager in float32"]
+
+    def flash_attn_func(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        return_attn_probs: bool = False,
+    ) -> Any:
+        inputs = (x.transpose(1, 2) for x in (q, k, v))
+        context, lse = right(
+            *inputs, is_causal=causal, scale=softmax_scale, window_size=window_size, softcap=softcap
+        )
+        context = context.transpose(1, 2).contiguous()
+        return (context, lse, None) if return_attn_probs else context
+
+    claims = replace(claims, masks=(), scores=replace(claims.scores, sinks=None))
+    cases = list({case.clause: case for case in kernel_cases(claims)}.values())
+    report = judge_kernel(flash_attn_func, claims, layout="b l h d", seconds=60, cases=cases)
+    assert report.conforms, report
+    assert {"CAU-3", "WIN-1", "CAP-1", "LSE-1", "SCL-1"} <= {v.clause for v in report.verdicts}
+
+
+def test_options_without_a_parameter_are_not_claimed() -> None:
+    report = judge_kernel(lambda q, k, v: attend(q, k, v), replace(SINGLE, causal="top_left"))
+    statuses = {v.clause: v.status for v in report.verdicts}
+    assert statuses["CAU-2"] == "not_claimed"
+    with pytest.raises(ValueError, match="the kernel needs block_table"):
+        Kernel.read(lambda q, k, v, block_table: q, BARE, "b h l d")
+    with pytest.raises(ValueError, match="wrap it in a Python function"):
+        judge_kernel(torch.nn.functional.scaled_dot_product_attention, BARE)
+
+
+def test_another_way_to_call() -> None:
+    right = kernel_of(in_float32)
+
+    def call(kernel: Any, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
+        assert kernel == "a name"
+        return right(query, key, value, is_causal=options.is_causal)
+
+    claims = Claims(
+        projections=False,
+        returns_weights=False,
+        masks=(),
+        causal="bottom_right",
+        dtypes={"bfloat16"},
+    )
+    report = judge_kernel("a name", claims, call=call, name="mine", seconds=60)  # type: ignore[arg-type]
+    assert report.conforms, report
+    assert report.verdicts[0].implementation == "mine"
+
+
+def test_a_run_that_is_too_short_is_incomplete() -> None:
+    kernel, claims = RIGHT["eager in float32"]
+    report = judge_kernel(kernel, claims, seconds=0.0)
+    assert report.incomplete
+    assert not report.conforms
