@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # Most tests start processes, which should not each compile every module.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: conformance test pytest campaign-ray lattice benchmark seeds ecosystem versions hostile report lint clean
+.PHONY: conformance test pytest campaign-ray lattice benchmark seeds ecosystem versions hostile report docs lint clean
 
 # In the quick profile; OPTIONS='--mha-profile default' tries every boundary case, and rows of up to 4096 keys.
 conformance: $(READY)
@@ -69,11 +69,24 @@ campaign-ray:
 	.venv-ray/bin/pip install -q -c constraints.txt -e '.[dev,ray]'
 	.venv-ray/bin/pytest -q tests/campaign/test_campaign_ray.py $(OPTIONS)
 
-# docs/report.html: what conforms, and what does not.
+# The site, in build/site. Its example of a report is that of `make report`, or else of two implementations.
+DOCS_READY := $(VENV)/.docs-ready
+docs: $(DOCS_READY) build/report.json
+	PYTHONPATH=docs:tests $(BIN)/python -m generated build/docs
+	rm -rf build/site
+	$(BIN)/sphinx-build -q -W --keep-going -j auto -d build/doctrees build/docs build/site
+
+# What conforms, and what does not.
 TUTORIALS := $(addprefix mha.conformance.faults.tutorials:,vectorized minimal modular einops fused_qkv)
 report: $(READY)
+	mkdir -p build
 	-$(BIN)/pytest conformance -q -n auto --dist worksteal --mha-profile quick --mha-dtype float32 \
-		--mha-impl all $(TUTORIALS) --mha-report docs/report.html $(OPTIONS)
+		--mha-impl all $(TUTORIALS) --mha-report build/report.json $(OPTIONS)
+
+build/report.json:
+	mkdir -p build
+	-$(BIN)/mha check torch_mha mha.conformance.faults.tutorials:fused_qkv --profile quick --dtype float32 \
+		--report $@ > build/report.txt
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -87,6 +100,10 @@ lint: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(DOCS_READY): $(READY)
+	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
 	touch $@
 
 clean:

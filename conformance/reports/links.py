@@ -28,9 +28,9 @@ def clause_base() -> str:
 def clause_page(clause: str) -> str:
     """Return where to read about a clause: its page, or else the file of the contract.
 
-    >>> clause_page("MSK-1").rpartition("/")[2] in ("msk-1/", "", "CONTRACT.md#msk-1")
+    >>> clause_page("MSK-1").rpartition("/")[2] in ("msk-1.html", "CONTRACT.md#msk-1")
     True
     """
     if site():
-        return f"{clause_base()}{clause.lower()}/"
+        return f"{clause_base()}{clause.lower()}.html"
     return f"spec/CONTRACT.md#{clause.lower()}"

@@ -35,7 +35,7 @@ function prose(name, text, parent) {
 
 // The page of a clause; without a site there is none.
 function addressOf(clause) {
-  return data.pages && data.pages + clause.toLowerCase() + "/";
+  return data.pages && data.pages + clause.toLowerCase() + ".html";
 }
 
 function list(pairs, parent) {

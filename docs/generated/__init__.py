@@ -1,15 +1,21 @@
-"""The pages of the site, and the parts of pages, that are made from the code when it is built."""
+"""The sources of the site: the pages of docs/, and what is made of the code when it is built.
+
+`python -m generated FOLDER`, with docs/ and tests/ on the path, writes all sources to a folder;
+Sphinx, set up by docs/conf.py, builds the site from it.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from functools import cache, partial
 
-from generated import api, clauses, cli, coverage, documents, faults, levels
+from generated import api, clauses, cli, coverage, faults, levels
 from generated.figures import FIGURES, figure
-from generated.links import relocated
+from generated.links import DOCS, PAGES_OF_DOCUMENTS, ROOT, linked, relocated
+from generated.navigation import toctrees
 from mha.spec import CLAUSES
+from mha.spec.clauses import FAMILIES
 
 # Returns Markdown.
 Made = Callable[[], str]
@@ -23,35 +29,49 @@ PARTS: Mapping[str, Made] = {
     "report": api.report_parts,
 }
 MARKER = re.compile(r"<!-- (?P<kind>made|figure): (?P<name>\w+) -->")
+REPORT = "report.html"
 
 
-def pages() -> Mapping[str, Made]:
+@cache
+def made_pages() -> Mapping[str, Made]:
     """Return every page without a source in docs/, by its path within the site."""
     made: dict[str, Made] = {"clauses/index.md": clauses.index}
+    for letters in FAMILIES:
+        made[clauses.path_of_family(letters)] = partial(clauses.family_page, letters)
     for clause in CLAUSES.values():
         made[clauses.path_of(clause.id)] = partial(clauses.page, clause)
     for package in api.PACKAGES:
         made[api.path_of(package)] = partial(api.page, package)
-    for path, source in documents.ROOT_DOCUMENTS.items():
-        made[path] = partial(documents.page, source)
     return made
 
 
-def files() -> set[str]:
-    """Return everything that the site has beside the files of docs/."""
-    return {*pages(), *(f"figures/{name}.svg" for name in FIGURES), "report.html"}
+@cache
+def files() -> frozenset[str]:
+    """Return all that the site is built from, by the path within it."""
+    found = {*made_pages(), *PAGES_OF_DOCUMENTS.values(), REPORT}
+    found.update(f"figures/{name}.svg" for name in FIGURES)
+    for file in DOCS.rglob("*"):
+        path = file.relative_to(DOCS).as_posix()
+        is_script = file.suffix == ".py" and not path.startswith("ecosystem/")
+        if file.is_file() and not is_script and "__pycache__" not in path:
+            found.add(path)
+    return frozenset(found)
 
 
-def assembled(markdown: str, path: str, known: Collection[str]) -> str:
-    """Return the Markdown of a page as the site shows it.
-
-    path: of the page within the site. known: all files of the site.
-    """
+def page(path: str, known: Collection[str]) -> str:
+    """Return the Markdown of a page as the site has it; known: all files of the site."""
+    if path in made_pages():
+        return linked(made_pages()[path](), path)
+    documents = {place: document for document, place in PAGES_OF_DOCUMENTS.items()}
+    source = documents.get(path, f"docs/{path}")
+    text = (ROOT / source).read_text(encoding="utf-8")
 
     def fill(found: re.Match[str]) -> str:
         if found["kind"] == "made":
             return PARTS[found["name"]]()
         return figure(found["name"], path)
 
-    source = documents.ROOT_DOCUMENTS.get(path, f"docs/{path}")
-    return relocated(MARKER.sub(fill, markdown), source, path, known)
+    text = relocated(MARKER.sub(fill, text), source, path, known)
+    if path == "index.md":
+        text += toctrees()
+    return linked(text, path)

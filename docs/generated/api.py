@@ -64,6 +64,10 @@ def _entry(name: str, value: Any) -> Iterator[str]:
     if not callable(value):
         yield f"A {type(value).__name__}.\n"
         return
+    if inspect.isclass(value) and issubclass(value, Exception):
+        yield f"```python\nclass {name}({value.__base__.__name__})\n```\n"
+        yield from docstring(value, ())
+        return
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):  # of an alias of a type
@@ -169,7 +173,7 @@ def _paragraph(lines: list[str], known: Collection[str]) -> Iterator[str]:
     if items:
         listed = []
         for names, texts in items.items():
-            listed.append(f"- **{_escaped(names)}**: {_escaped(' '.join(texts))}")
+            listed.append(f"- `{names}`: {_escaped(' '.join(texts))}")
         yield "\n".join(listed) + "\n"
 
 

@@ -8,6 +8,7 @@ from functools import cache, partial
 
 from generated.faults import table_of
 from generated.links import CONTRACT, ROOT, path_of_clause, relocated
+from generated.navigation import toctree
 from mha.conformance.faults.registry import FAULTS, Fault
 from mha.conformance.properties.source_index import listing
 from mha.conformance.reports.contract import NO_DIFFERENCE, document
@@ -22,16 +23,15 @@ LEVELS = {
     "SHOULD": "advice: a violation is reported, and fails a strict run only",
     "MAY": "it applies to implementations that claim the capability",
 }
+# Without a place of its own in the navigation, which every page has: 26 families are enough there.
 PAGE = """\
 ---
-title: "{id}: {plain_title}"
-search:
-  boost: 2
+orphan: true
 ---
 
 # {id}: {title}
 
-**{level}** · {kind} · [{family}](index.md#{letters}) · since contract {since}
+**{level}** · {kind} · [{family}]({letters}.md) · since contract {since}
 
 {statement}
 
@@ -68,7 +68,6 @@ def page(clause: Clause) -> str:
     """Return the page of a clause."""
     return PAGE.format(
         id=clause.id,
-        plain_title=clause.title.replace("`", "").replace('"', "'"),
         title=linked(clause.title),
         level=clause.level,
         kind=clause.kind,
@@ -142,22 +141,34 @@ def waivers() -> dict[str, dict[str, list[str]]]:
     return found
 
 
+def path_of_family(letters: str) -> str:
+    """Return the page of a family."""
+    return f"clauses/{letters.lower()}.md"
+
+
+def family_page(letters: str) -> str:
+    """Return the page of a family of clauses."""
+    family = FAMILIES[letters]
+    lines = [f"# {letters}: {family.title}\n", f"{linked(family.about)}\n", *_rows(letters)]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(letters: str) -> Iterator[str]:
+    """Yield the table of the clauses of a family."""
+    yield "| clause | | level | kind |"
+    yield "|---|---|---|---|"
+    for clause in CLAUSES.values():
+        if clause.family == letters:
+            link = f"[{clause.id}]({clause.id.lower()}.md)"
+            yield f"| {link} | {linked(clause.title)} | {clause.level} | {clause.kind} |"
+
+
 def index() -> str:
     """Return how to read a clause, and all of them, by family."""
     introduction = document().partition("## Families")[0]
     parts = [relocated(introduction, CONTRACT, "clauses/index.md", ())]
     for letters, family in FAMILIES.items():
-        parts += [
-            f"## {letters}: {family.title} {{ #{letters.lower()} }}\n",
-            f"{linked(family.about)}\n",
-            "| clause | | level | kind |",
-            "|---|---|---|---|",
-        ]
-        for clause in CLAUSES.values():
-            if clause.family == letters:
-                link = f"[{clause.id}]({clause.id.lower()}.md)"
-                parts.append(
-                    f"| {link} | {linked(clause.title)} | {clause.level} | {clause.kind} |"
-                )
-        parts.append("")
-    return "\n".join(parts)
+        parts.append(f"## {letters}: {family.title}\n\n{linked(family.about)}\n")
+        parts += [*_rows(letters), ""]
+    pages = [f"{letters.lower()}.md" for letters in FAMILIES]
+    return "\n".join(parts) + "\n" + toctree(pages)

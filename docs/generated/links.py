@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 import tomllib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 
@@ -23,12 +23,14 @@ PAGES_OF_DOCUMENTS = {
 }
 CONTRACT = "spec/CONTRACT.md"
 
-_LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\[\]]*)\]\((?P<target>[^()\s]+)\)")
+_LINK = re.compile(r"`[^`]*`(?!\])|(?P<image>!?)\[(?P<text>[^\[\]]*)\]\((?P<target>[^()\s]+)\)")
 _FENCE = re.compile(r"(?ms)^```.*?^```[^\n]*$")
 _EXTERNAL = re.compile(r"[a-z]+:")
-_CLAUSE = re.compile(r"\b[A-Z]{3}-\d+\b")
-# Elements in whose text ids of clauses are left as they are.
-_LEFT_ALONE = ("a", "code", "pre", "h1", "h2", "h3", "title", "script", "style")
+# What is left as it is in prose (headings, code, links, elements of HTML), and ids of clauses.
+_CLAUSE = re.compile(
+    r"(?m)(?P<kept>^#.*$|`[^`]*`|!?\[[^\[\]]*\]\([^()\s]*\)|<[^<>]+>|^---\n.*?^---$)"
+    r"|\b[A-Z]{3}-\d+\b"
+)
 
 
 @cache
@@ -57,7 +59,7 @@ def relocated(text: str, source: str, page: str, files: Collection[str]) -> str:
     """
 
     def relocate(found: re.Match[str]) -> str:
-        target, _, anchor = found["target"].partition("#")
+        target, _, anchor = (found["target"] or "").partition("#")
         if not target or _EXTERNAL.match(target):
             return found[0]
         inside = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
@@ -68,22 +70,24 @@ def relocated(text: str, source: str, page: str, files: Collection[str]) -> str:
         if not place:
             return found["text"]
         file, _, anchor = place.partition("#")
-        relative = posixpath.relpath(file, posixpath.dirname(page) or ".")
-        hash_and_anchor = f"#{anchor}" if anchor else ""
-        return f"{found['image']}[{found['text']}]({relative}{hash_and_anchor})"
+        href = relative(file, page)
+        if file.endswith(".html"):  # which Sphinx would not take for a page
+            return f'<a href="{href}">{found["text"]}</a>'
+        if anchor:
+            href += f"#{anchor}"
+        return f"{found['image']}[{found['text']}]({href})"
 
     return outside_code(text, lambda part: _LINK.sub(relocate, part))
 
 
-def outside_code(text: str, change: object) -> str:
+def outside_code(text: str, change: Callable[[str], str]) -> str:
     """Return Markdown whose text outside of fenced code is changed."""
-    assert callable(change)
     written = ""
     end = 0
     for fence in _FENCE.finditer(text):
         written += change(text[end : fence.start()]) + fence[0]
         end = fence.end()
-    return written + str(change(text[end:]))
+    return written + change(text[end:])
 
 
 def _on_the_site(file: str, anchor: str, files: Collection[str]) -> str:
@@ -91,8 +95,7 @@ def _on_the_site(file: str, anchor: str, files: Collection[str]) -> str:
     if file == CONTRACT:
         if anchor.upper() in CLAUSES:
             return path_of_clause(anchor)
-        anchor = anchor if anchor.upper() in FAMILIES else ""
-        return f"clauses/index.md#{anchor}" if anchor else "clauses/index.md"
+        return f"clauses/{anchor if anchor.upper() in FAMILIES else 'index'}.md"
     place = PAGES_OF_DOCUMENTS.get(file, file.removeprefix("docs/"))
     if place == file and file not in PAGES_OF_DOCUMENTS:  # outside of docs/
         return ""
@@ -101,30 +104,22 @@ def _on_the_site(file: str, anchor: str, files: Collection[str]) -> str:
     return f"{place}#{anchor}" if anchor else place
 
 
-def with_clauses_linked(html: str, to_root: str) -> str:
-    """Return HTML in whose text each id of a clause links to its page.
+def linked(text: str, page: str) -> str:
+    """Return Markdown in whose prose each id of a clause links to its page.
 
-    to_root: the address of the site from the page, with a slash at the end.
-
-    >>> with_clauses_linked("<p>MSK-1, <code>MSK-2</code></p>", "../")
-    '<p><a href="../clauses/msk-1/">MSK-1</a>, <code>MSK-2</code></p>'
+    >>> linked("# MSK-1\\n\\nMSK-1, `MSK-2`", "how-to/class.md").splitlines()[2]
+    '[MSK-1](../clauses/msk-1.md), `MSK-2`'
     """
 
     def link(found: re.Match[str]) -> str:
-        if found[0] not in CLAUSES:
+        if found["kept"] or found[0] not in CLAUSES:
             return found[0]
-        return f'<a href="{to_root}clauses/{found[0].lower()}/">{found[0]}</a>'
+        place = relative(path_of_clause(found[0]), page)
+        return found[0] if place == posixpath.basename(page) else f"[{found[0]}]({place})"
 
-    written = []
-    inside = ""
-    for part in re.split(r"(<[^>]+>)", html):
-        tag = re.match(r"<(/?)([a-z0-9]+)", part)
-        if not tag:
-            written.append(part if inside else _CLAUSE.sub(link, part))
-            continue
-        written.append(part)
-        if not inside and not tag[1] and tag[2] in _LEFT_ALONE:
-            inside = tag[2]
-        elif inside == tag[2] and tag[1]:
-            inside = ""
-    return "".join(written)
+    return outside_code(text, lambda part: _CLAUSE.sub(link, part))
+
+
+def relative(file: str, page: str) -> str:
+    """Return the path of a file of the site from a page."""
+    return posixpath.relpath(file, posixpath.dirname(page) or ".")

@@ -357,7 +357,7 @@ def test_waiver_that_expires_soon_is_a_line_of_the_run(days: int, is_near: bool)
 
 
 def test_table_of_the_docs_can_be_read() -> None:
-    docs = (DOCS / "results.md").read_text(encoding="utf-8")
+    docs = (DOCS / "settings.md").read_text(encoding="utf-8")
     write(docs.split("```toml\n[tool.mha]")[1].split("```")[0].join(["[tool.mha]", ""]))
     project = read_project(Path())
     (kernel,) = project.targets.values()
