@@ -16,6 +16,7 @@ from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.reading import limits
 from mha.implementations.adapters.score_arguments import ScoreArguments
 from mha.implementations.adapters.signature import Signature
+from mha.implementations.adapters.tables import table_of
 from mha.implementations.discovery.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Options, Output, causal_mask, join_causal
 from mha.spec.masks import form_of
@@ -157,6 +158,11 @@ class CallByName:
         for name in self.signature.others:
             if name not in masks:
                 arguments[name] = self._neutral(name, query, sizes)
+        rotary = self.claims.rotary
+        if rotary:
+            for name in self.signature.tables:
+                layout = self.signature.rotation
+                arguments[name] = table_of(name, rotary, layout, query, sizes, self.head_dim)
         arguments.update(self._of_scores(options, query))
         returned = target(*inputs, **arguments)
         if options.mask is not None and versions_of(masks.values()) != versions:
@@ -204,6 +210,7 @@ class CallByName:
             "module": MODULE,
             "start": 0,
             "batch": sizes[0],
+            "places": torch.zeros(sizes[0], sizes[2], dtype=torch.long, device=query.device),
             "rows": sizes[2],
             "columns": 1,
             "tile": 16,
@@ -326,7 +333,7 @@ def _no_rotation(
     """
     cosines, sines = query.new_ones(shape), query.new_zeros(shape)
     meaning = NEUTRAL_MEANING[name]
-    if meaning == "positions":
+    if meaning == "complex":
         # Complex numbers have at least 32 bits for each part.
         wide = torch.promote_types(query.dtype, torch.float32)
         return torch.complex(cosines.to(wide), sines.to(wide))

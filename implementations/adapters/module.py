@@ -47,6 +47,7 @@ from mha.implementations.adapters.options import (
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.reading import limits, read_parameters, read_signature
 from mha.implementations.adapters.signature import Signature, forward_of
+from mha.implementations.adapters.tables import require_tables
 from mha.implementations.discovery.errors import ImplementationError
 from mha.spec import Claims, Config, Options, Output, Weights
 
@@ -148,6 +149,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         call = call_by_name(label, signature, claims, inputs.layout, masks, place)
     assert call is not None
     _require_head_dim(label, claims, arguments)
+    names = None if signature is None else signature.tables
+    require_tables(label, claims.rotary, names, inputs.rotation_layout)
     attribute = weights if isinstance(weights, str) else None
     made = ModuleImplementation(
         label, claims, constructor, parameters, arguments, call, inputs.layout, attribute
@@ -190,7 +193,7 @@ def _signature(
         memory_optional=inputs.memory_optional,
         query_last=inputs.query_last,
     )
-    return signature.with_rotations(of_pairs=inputs.rotation_pairs)
+    return signature.with_rotations(of_pairs=inputs.rotation_pairs, layout=inputs.rotation_layout)
 
 
 def _claims(

@@ -136,11 +136,14 @@ NEUTRAL_NAMES = {
     "module": ("module",),
     # Of what is decoded from its beginning, without rotary positions.
     "start": ("start_pos", "start"),
-    "positions": ("freqs_cis", "freqs", "input_pos", "rotary_emb"),
+    "positions": ("freqs", "input_pos", "rotary_emb"),
+    # Of a rotation in complex numbers; None without one.
+    "complex": ("freqs_cis",),
+    "places": ("position_ids", "positions", "position_id", "pos_ids"),
     # Of a rotation, which may be a pair.
     "cosines": ("cos", "freqs_cos"),
     "sines": ("sin", "freqs_sin"),
-    "rotation": ("position_embeddings", "cos_sin"),
+    "rotation": ("position_embeddings", "cos_sin", "rotary_pos_emb"),
     "cache": ("kv_cache",),
     "batch": ("batch_size", "bsz"),
     "tile": listed(

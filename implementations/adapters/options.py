@@ -28,12 +28,16 @@ class InputFormat:
     rotation_pairs: whether the rotation that a call requires (`freqs_cos` and `freqs_sin`, or
         complex `freqs_cis`) has the shape (L, d_k / 2), as in Llama; by default, cosines and sines
         are of one element, and `freqs_cis` is None.
+    rotation_layout: the shape of cosines and sines where `Rotary(tables="given")` is claimed, one
+        of `mha.implementations.adapters.tables.ROTATION_LAYOUTS`; by default "b l r", or "l p" if
+        `rotation_pairs` is True.
     """
 
     layout: str = "b l d"
     memory_optional: bool = False
     query_last: bool | None = None
     rotation_pairs: bool = False
+    rotation_layout: str | None = None
 
 
 class MaskOptions(TypedDict, total=False):
@@ -59,6 +63,7 @@ class ModuleOptions(MaskOptions, total=False):
     rotation_pairs: bool
     neutral: Neutral
     residual: bool
+    rotation_layout: str | None
 
 
 # The field that each option sets.
@@ -107,8 +112,8 @@ def require_default_forms(label: str, masks: MaskFormat, inputs: InputFormat) ->
     raise ImplementationError(
         f"{label}: call=... is given masks as the contract has them, and makes the call itself,"
         " so mask_shape, mask_numbers, padding, causal_by_default, mask_required,"
-        " masked_number, mask_attribute, beside, memory_optional, query_last and rotation_pairs"
-        " have no effect; leave them out"
+        " masked_number, mask_attribute, beside, memory_optional, query_last, rotation_pairs"
+        " and rotation_layout have no effect; leave them out"
     )
 
 

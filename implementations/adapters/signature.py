@@ -31,6 +31,7 @@ from mha.implementations.adapters.names import (
     words_of,
 )
 from mha.implementations.adapters.score_arguments import Names, score_names
+from mha.implementations.adapters.tables import tables_in
 
 BY_POSITION = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 
@@ -51,6 +52,8 @@ class Signature:
         are given None.
     rotations: those of them that are given cosines of 1 and sines of 0.
     pairs: whether these, or `PAIRED`, are for each position and pair of columns.
+    tables: all parameters that say how heads are rotated: cosines, sines, positions.
+    rotation: the layout of these, one of `ROTATION_LAYOUTS`.
     query: its name for the query, if the memory comes first.
     alone: what they mean in self-attention, where a memory is left out; None if it is always
         passed.
@@ -70,6 +73,8 @@ class Signature:
     others: tuple[str, ...] = ()
     rotations: frozenset[str] = frozenset()
     pairs: bool = False
+    tables: tuple[str, ...] = ()
+    rotation: str = "b l r"
     query: str | None = None
     alone: Signature | None = None
 
@@ -78,15 +83,18 @@ class Signature:
         """Whether it takes a memory, and can be called without one."""
         return self.memory is not None and self.one_input
 
-    def with_rotations(self, *, of_pairs: bool) -> Signature:
-        """Return the same, with rotations for each position and pair of columns, or as they are."""
-        if not of_pairs:
-            return self
-        alone = self.alone
+    def with_rotations(self, *, of_pairs: bool, layout: str | None = None) -> Signature:
+        """Return the same, with rotations for each position and pair of columns, or as they are.
+
+        layout: of tables that are given; by default of pairs or columns as the other one says.
+        """
+        layout = layout or ("l p" if of_pairs else "b l r")
+        alone, rotations = self.alone, self.rotations
         if alone is not None:
-            alone = alone.with_rotations(of_pairs=True)
-        rotations = self.rotations.union(name for name in self.others if name in PAIRED)
-        return replace(self, rotations=rotations, pairs=True, alone=alone)
+            alone = alone.with_rotations(of_pairs=of_pairs, layout=layout)
+        if of_pairs:
+            rotations = rotations.union(name for name in self.others if name in PAIRED)
+        return replace(self, rotations=rotations, pairs=of_pairs, rotation=layout, alone=alone)
 
     @property
     def guesses_mask(self) -> bool:
@@ -133,6 +141,7 @@ def signature_of(
         none_by_default=_with_default(parameters, None),
         others=tuple(name for name in others if name != query),
         rotations=frozenset(rotations),
+        tables=tables_in(tuple(parameters)),
         query=query,
     )
 

@@ -81,6 +81,8 @@ GIVEN = {
     "module": "an object in evaluation, without groups of heads",
     "start": "0",
     "positions": "None",
+    "complex": "None",
+    "places": "0",
     "cache": "None",
     "batch": "B",
     "rows": "L",

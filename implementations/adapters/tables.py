@@ -1,0 +1,105 @@
+"""The tables of a rotation that a call is given: cosines, sines or positions, in its own shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mha.implementations.adapters.mask_forms import Sizes
+from mha.implementations.adapters.names import NEUTRAL_MEANING
+from mha.implementations.discovery.errors import ImplementationError
+from mha.spec import Rotary
+
+# What a parameter of a call may be of a rotation, by `NEUTRAL_MEANING`.
+OF_TABLES = ("cosines", "sines", "rotation")
+MEANINGS = (*OF_TABLES, "complex", "places")
+# The shapes of tables: b (batch), l (length), and r, the columns that are rotated, or p, the pairs
+# of them.
+ROTATION_LAYOUTS = (
+    "b l r",
+    "l p",
+    "l r",
+    "1 l 1 p",
+    "1 l 1 r",
+    "1 1 l p",
+    "1 1 l r",
+    "b l p",
+)
+
+
+def tables_in(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the parameters of a call that are given tables of a rotation, or positions.
+
+    >>> tables_in(("x", "cos", "sin", "mask"))
+    ('cos', 'sin')
+    """
+    return tuple(name for name in names if NEUTRAL_MEANING.get(name) in MEANINGS)
+
+
+def require_tables(
+    label: str, rotary: Rotary | None, names: tuple[str, ...] | None, layout: str | None
+) -> None:
+    """Raise ImplementationError for an unknown layout, and for tables that no parameter takes.
+
+    names: of the parameters for them; None if the call is made by a function of its own.
+    """
+    if layout is not None and layout not in ROTATION_LAYOUTS:
+        words = ", ".join(map(repr, ROTATION_LAYOUTS))
+        raise ImplementationError(
+            f"{label}: rotation_layout must be one of {words}, but is {layout!r}"
+        )
+    if rotary is not None and rotary.tables == "given" and names == ():
+        known = [name for name, meaning in NEUTRAL_MEANING.items() if meaning in MEANINGS]
+        raise ImplementationError(
+            f'{label}: claims Rotary(tables="given"), but its call has no parameter of a known'
+            f" name for them ({', '.join(known)}); pass call=..., or rename it"
+        )
+
+
+def table_of(
+    name: str, rotary: Rotary, layout: str, query: Tensor, sizes: Sizes, head_dim: int
+) -> Any:
+    """Return what a parameter of a call is given for a rotation of positions from 0 on.
+
+    name: of the parameter, which says what it is.
+    layout: one of `ROTATION_LAYOUTS`; complex numbers and positions have a shape of their own.
+    query: in whose dtype they are, but for complex numbers, of 32 bits at least.
+    """
+    meaning, (batch, _, length, _) = NEUTRAL_MEANING[name], sizes
+    positions = torch.arange(length, device=query.device)
+    if meaning == "places":
+        return positions.expand(batch, -1)
+    angles = _angles(rotary, positions, head_dim)
+    if meaning == "complex":
+        wide = torch.promote_types(query.dtype, torch.float32)
+        return torch.complex(angles.cos().to(wide), angles.sin().to(wide))
+    cosines, sines = (_shaped(x.to(query.dtype), rotary, layout, batch) for x in _both(angles))
+    if meaning == "cosines":
+        return cosines
+    return sines if meaning == "sines" else (cosines, sines)
+
+
+def _both(angles: Tensor) -> tuple[Tensor, Tensor]:
+    return angles.cos(), angles.sin()
+
+
+def _angles(rotary: Rotary, positions: Tensor, head_dim: int) -> Tensor:
+    """Return the angle of each position and pair of columns, (L, r / 2), in float64."""
+    width = rotary.width(head_dim)
+    exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
+    return positions.double().unsqueeze(-1) * rotary.base**-exponents
+
+
+def _shaped(x: Tensor, rotary: Rotary, layout: str, batch: int) -> Tensor:
+    """Return numbers of each position and pair, (L, r / 2), in a layout."""
+    if layout.endswith("r"):
+        x = torch.cat([x, x], -1) if rotary.pairs == "half" else x.repeat_interleave(2, -1)
+    *axes, _ = layout.split()
+    for place, axis in enumerate(axes):
+        if axis != "l":
+            x = x.unsqueeze(place)
+    if axes[0] == "b":
+        x = x.expand(batch, *x.shape[1:])
+    return x
