@@ -243,6 +243,7 @@ BAD = {
 }
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("name", BAD)
 def test_target_that_cannot_be_loaded_is_an_error_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -200,6 +200,7 @@ if not torch.cuda.is_available():
     BAD_INPUT["a missing device"] = (("--mha-device", "cuda"), "torch finds no CUDA device here")
 
 
+@pytest.mark.mostly_slow(4)
 @pytest.mark.parametrize("what", BAD_INPUT)
 def test_bad_input_gets_one_line_and_status_2(what: str) -> None:
     arguments, message = BAD_INPUT[what]
@@ -256,6 +257,7 @@ def test_last_lines_say_why_the_judge_failed(tmp_path: Path) -> None:
     assert "the module has no 'q'" in last
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_properties_of_a_verdict_are_single_in_junit_xml(
     faulty: str, workers: str, tmp_path: Path

@@ -49,6 +49,7 @@ def steps() -> list[str]:
     return [line.strip() for line in re.findall(r"- run: \|\n(.*)\n", job)]
 
 
+@pytest.mark.slow
 def test_steps_of_the_written_job_run_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

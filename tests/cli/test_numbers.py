@@ -123,6 +123,7 @@ def test_seed_is_limited(seed: int) -> None:
         Settings.of("quick", seed)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("seed", ["1" * 30, "9" * 5000, "-1", "1.5", "inf"])
 def test_seed_of_pytest_is_limited(seed: str, tmp_path: Path) -> None:
     command = [

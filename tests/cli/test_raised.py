@@ -161,6 +161,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.mostly_slow(5)
 @pytest.mark.parametrize("case", REFUSED)
 def test_error_of_the_code_is_shown_where_it_arose(case: str, tmp_path: Path) -> None:
     code, message = REFUSED[case]
@@ -219,6 +220,7 @@ def test_constructor_that_needs_a_gpu_is_said_to(case: str, tmp_path: Path) -> N
     assert message.endswith(f"(mine.py, line 29 in __init__: `{line}`))")
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
     "line", ["q = q.cuda()", "assert q.is_cuda", 'raise ValueError("only on GPUs")']

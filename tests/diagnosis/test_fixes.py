@@ -47,6 +47,7 @@ FIXES = {
 }
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("cls", FIXES, ids=lambda cls: cls.__name__)
 def test_class_that_follows_a_fix_meets_the_clauses(cls: type[registry.Correct]) -> None:
     clause, clauses = FIXES[cls]

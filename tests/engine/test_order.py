@@ -146,6 +146,7 @@ CHANGES: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.mostly_slow(4)
 @pytest.mark.parametrize("changed", CHANGES)
 @pytest.mark.parametrize("clauses", [("STA-5",), ("SHP-1", "HED-1", "STA-5")], ids="-".join)
 def test_what_the_first_call_changes_is_found_after_other_clauses_too(

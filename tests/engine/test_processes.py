@@ -155,7 +155,7 @@ PYTEST = (
 )
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="only there is a run forked")
 @pytest.mark.parametrize("name", ["exits_in_c", "runs_another_program", "stops_itself"])
 def test_run_of_pytest_that_vanishes_is_red(limited: Path, name: str) -> None:
@@ -281,6 +281,7 @@ def test_journal_of_a_run_that_ends_is_removed(
     assert not list(LAST.parent.glob(NAMES))
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("output", [">&-", "2>&- <&-", "> /dev/full"])
 def test_output_that_cannot_be_written_loses_no_report(tmp_path: Path, output: str) -> None:
     command = f"{sys.executable} -m mha.conformance check loop {' '.join(CLAUSE)} {output}"

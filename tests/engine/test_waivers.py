@@ -156,6 +156,7 @@ def test_built_in_waivers_apply_to_what_this_package_ships() -> None:
     assert given == [("mine", waiver.clause) for waiver in of_torch_mha]
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(("implementation", "status"), [(CORRECT, "pass"), (FAULTY, "fail")])
 def test_built_in_waivers_do_not_apply_to_another_of_the_same_name(
     implementation: Any, status: str

@@ -60,6 +60,7 @@ def spies(self: Complete, *rest: Any) -> Output:
     return Complete.attend(self, *rest)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_no_frame_above_a_call_holds_an_answer(dtype: str) -> None:

@@ -230,6 +230,7 @@ def test_memory_limit_of_the_shell_fails_one_implementation() -> None:
     assert "loop: CONFORMS: 1 answer right" in done.stdout
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_report_of_an_interrupted_run_has_the_verdicts_so_far(tmp_path: Path, workers: str) -> None:
     file = tmp_path / "report.json"
@@ -257,6 +258,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_exit_status_is_not_that_of_the_implementation(tmp_path: Path, ending: str) -> None:
     statement, status = ENDINGS[ending]

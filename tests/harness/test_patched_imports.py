@@ -188,6 +188,7 @@ def test_import_is_noted_once_by_the_command(folder: Path) -> None:
     assert NOTE in (folder / "r.html").read_text()
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("target", ["patched", "patching:right"])
 def test_pytest_judges_a_package_that_patches_torch(folder: Path, target: str) -> None:
     file = folder / "report.json"

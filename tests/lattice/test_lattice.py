@@ -58,6 +58,7 @@ def test_inference_is_not_wrong(number: int, point: Point, tmp_path: Path) -> No
     assert not misunderstood(write(tmp_path, f"{number:03}", point), point)
 
 
+@pytest.mark.mostly_slow(5)
 @every_class
 def test_class_conforms(number: int, point: Point, tmp_path: Path) -> None:
     """Every other class is judged as it is inferred, with fewer claims, where that is possible."""
@@ -75,6 +76,7 @@ def test_class_conforms(number: int, point: Point, tmp_path: Path) -> None:
     assert not left_out, f"{point}: {left_out}"
 
 
+@pytest.mark.mostly_slow(4)
 @every_class
 def test_planted_fault_is_caught(number: int, point: Point, tmp_path: Path) -> None:
     plant, source = planted(point)
@@ -86,6 +88,7 @@ def test_planted_fault_is_caught(number: int, point: Point, tmp_path: Path) -> N
     )
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize(("number", "point"), WRONG, ids=[f"{number:03}" for number, _ in WRONG])
 def test_wrong_class_is_judged_as_it_is(number: int, point: Point, tmp_path: Path) -> None:
     """Undeclared, it is read as the right class is, and a clause that names its fault fails."""

@@ -208,6 +208,7 @@ def verdicts_on(cls: type[nn.Module], clauses: Sequence[str]) -> dict[str, Verdi
     return {verdict.clause: verdict for verdict in report.verdicts}
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize(
     ("cls", "clause", "message"),
     [
@@ -225,6 +226,7 @@ def test_what_is_disputed_is_advice(cls: type[nn.Module], clause: str, message: 
     assert any(part in verdict.message for part in message.split("|")), verdict.message
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize(
     ("cls", "clause", "message"),
     [

@@ -82,6 +82,7 @@ def build(implementation: Sharded, size: int = 2) -> Any:
     return on_ranks(implementation, size).build(CONFIG, WEIGHTS, dtype=torch.float32, device="cpu")
 
 
+@pytest.mark.mostly_slow(4)
 @pytest.mark.parametrize("name", OURS)
 def test_ours_conform(name: str) -> None:
     """Recommendations included; on four ranks, `mha check ring --mha-profile thorough` judges."""

@@ -243,6 +243,7 @@ class RefusesNothing(nn.Module):
         return query + 0.0 * (0.0 if mask is None else mask.to(query)[0, 0])
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("clause", "message"),
     [

@@ -73,6 +73,7 @@ class Block(nn.Module):
         return output
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
     ("read", "made"),

@@ -191,6 +191,7 @@ MODULES: dict[type[faults.Correct], tuple[dict[str, Any], Claims]] = {
 ABOUT_WEIGHTS = ("CFG-5", "HED-1", "GRD-1", "STA-3", "STA-4", "STA-6")
 
 
+@pytest.mark.mostly_slow(4)
 @pytest.mark.parametrize("cls", MODULES)
 def test_module_conforms(cls: type[faults.Correct]) -> None:
     parameters, claims = MODULES[cls]

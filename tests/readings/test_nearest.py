@@ -178,6 +178,7 @@ UNCLEAR: dict[type[nn.Module], str] = {
 }
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("cls", UNCLEAR, ids=lambda cls: cls.__name__)
 def test_what_is_as_near_as_something_else_is_asked_for(cls: type[nn.Module]) -> None:
     assert UNCLEAR[cls] in refusal_of(cls)

@@ -85,7 +85,7 @@ class KeySizeOfAHead(WidthOfAHead):
         super().__init__(model_size, key_size, num_heads)
 
 
-@pytest.mark.mostly_slow(4)
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize(
     ("cls", "row", "judged"),
     [

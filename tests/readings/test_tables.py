@@ -50,7 +50,7 @@ def test_no_call_is_longer_than_the_table_of_a_class(
     expect_pass(result, "NUM-5")
 
 
-@pytest.mark.mostly_slow(4)
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize(
     ("clause", "options", "longest"),
     [

@@ -238,6 +238,7 @@ class OfCausalTiles(OfTiles):
         return super().forward(x, causal=True)
 
 
+@pytest.mark.slow
 def test_class_of_causal_tiles_is_judged_up_to_its_table() -> None:
     claims = infer(OfCausalTiles).implementation.claims
     assert claims.always_causal

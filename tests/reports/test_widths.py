@@ -84,6 +84,7 @@ def at_terminal(arguments: list[str], columns: int, folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.mostly_slow(6)
 @pytest.mark.parametrize("columns", [40, 200])
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_lines_fit_the_terminal(output: str, columns: int, tmp_path: Path) -> None:

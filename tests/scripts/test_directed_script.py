@@ -76,6 +76,7 @@ def share_by_script(session: Session, clause: str, assertion: Sequence[str]) -> 
     return float(names["share"])
 
 
+@pytest.mark.mostly_slow(5)
 @pytest.mark.parametrize("which", OUTPUT_CASES)
 def test_script_finds_the_same_share_of_each_defect(which: str) -> None:
     case = OUTPUT_CASES[which]
@@ -98,6 +99,7 @@ def test_script_finds_the_same_share_of_each_defect(which: str) -> None:
     assert tried == 8 + late - bool(graph.allowed.all()) + (case.mask == "bias")
 
 
+@pytest.mark.mostly_slow(4)
 @pytest.mark.parametrize("which", CASES)
 def test_script_finds_the_same_share_of_each_defect_of_gradients(which: str) -> None:
     case = CASES[which]
@@ -124,6 +126,7 @@ def test_script_finds_the_same_share_of_each_defect_of_gradients(which: str) -> 
     assert tried == len(found) + 7 - bool(graph.forward.allowed.all())
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("clause", "name"),
     [("NUM-7", "ScaleOffInHalf"), ("NUM-7", "LateValuesLost"), ("GRD-8", "KeyGradientOffInHalf")],

@@ -35,6 +35,7 @@ def equality(found: RecordedTensor) -> str:
     )
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize(
     ("implementation", "case"),
     [
@@ -108,6 +109,7 @@ def test_script_fails_with_the_fault_alone(
     assert run_on_ranks(verdict.script.replace(faulty, f"from {correct} as"), tmp_path) == ""
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("off", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_script_runs_as_a_program(off: int, tmp_path: Path) -> None:
     """It starts the ranks itself, and ends with them: with an error, or without one."""

@@ -222,6 +222,7 @@ def test_known_bad_answer_without_a_defect_conforms(claimed: Any) -> None:
     expect_pass(KnownBad(REJECTED["correct"], claims), *SAMPLE)
 
 
+@pytest.mark.mostly_slow(12)
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("defect", [defect for defect in REJECTED if defect != "correct"])
 def test_known_bad_answer_does_not_conform(defect: str) -> None:
@@ -327,6 +328,7 @@ def verdict_on(
     return verdict.status, verdict.examples, verdict.margin, verdict.message
 
 
+@pytest.mark.mostly_slow(20)
 @pytest.mark.parametrize("field", [field.name for field in fields(Claims)])
 def test_every_claim_changes_a_verdict(field: str) -> None:
     value, clause = CHANGES[field]
@@ -350,6 +352,7 @@ def test_every_claim_changes_a_verdict(field: str) -> None:
     )
 
 
+@pytest.mark.mostly_slow(6)
 @pytest.mark.parametrize("field", [field.name for field in fields(Rounding)])
 def test_every_rounding_changes_a_verdict(field: str) -> None:
     value, clause, dtype = ROUNDING[field]
