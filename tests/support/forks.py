@@ -1,4 +1,8 @@
-"""Python commands in forks of a process that has imported torch, which takes seconds."""
+"""Python commands in forks of a process that has imported torch and most of this package.
+
+That takes seconds. What imports Hypothesis is left out: pytest warns of plugins that it finds
+imported.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,8 @@ import json, os, runpy, sys
 
 import einops, jinja2, pydantic, rich.console, torch, typer
 
+import mha.conformance.harness.session
+import mha.implementations.inference.infer
 from mha.conformance.engine import guard
 
 guard.may_fork = lambda: True  # torch is imported, and nothing has run on it
