@@ -12,4 +12,5 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_extra_path = ["extra"]
 html_copy_source = False
+html_show_copyright = False
 html_show_sphinx = False

@@ -257,19 +257,15 @@ MatrixAsJson = Annotated[
 MatrixAsTable = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the matrix as a table.")
 ]
-MatrixAsPicture = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write the matrix as a picture.")
-]
 
 
-def faults(  # noqa: PLR0913  the options of the command
+def faults(
     names: Faults = None,
     seed: Seed = 0,
     profile: Profile = "default",
     every_clause: EveryClause = False,
     json: MatrixAsJson = None,
     markdown: MatrixAsTable = None,
-    svg: MatrixAsPicture = None,
 ) -> None:
     """Run the self-test: check that every known fault is caught."""
     from mha.conformance.cli.faults import self_test
@@ -283,7 +279,6 @@ def faults(  # noqa: PLR0913  the options of the command
             every_clause=every_clause,
             json=json,
             markdown=markdown,
-            svg=svg,
         ):
             print_folded(line)
             if not caught:

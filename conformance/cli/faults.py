@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from mha.conformance.faults.kill_matrix import Kill, kills
-from mha.conformance.faults.matrix_report import summary, to_json, to_markdown, to_svg
+from mha.conformance.faults.matrix_report import summary, to_json, to_markdown
 from mha.conformance.faults.registry import implementations
 from mha.conformance.reports.writing import write_text
 from mha.conformance.settings import validate_profile
@@ -16,7 +16,7 @@ from mha.conformance.settings import validate_profile
 Form = Callable[[Collection[Kill]], str]
 
 
-def self_test(  # noqa: PLR0913  the options of the command
+def self_test(
     names: Sequence[str],
     seed: int,
     profile: str,
@@ -24,7 +24,6 @@ def self_test(  # noqa: PLR0913  the options of the command
     every_clause: bool,
     json: Path | None,
     markdown: Path | None,
-    svg: Path | None,
 ) -> Iterator[tuple[str, bool]]:
     """Judge faults, all by default, and write the matrix to the files that are given.
 
@@ -34,7 +33,7 @@ def self_test(  # noqa: PLR0913  the options of the command
     """
     _validate_names(names)
     validate_profile(profile)
-    files: dict[Form, Path | None] = {to_json: json, to_markdown: markdown, to_svg: svg}
+    files: dict[Form, Path | None] = {to_json: json, to_markdown: markdown}
     for file in files.values():
         if file is not None and not file.resolve().parent.is_dir():
             raise ValueError(f"there is no folder {str(file.parent)!r} to write {file.name!r} in")

@@ -1,26 +1,14 @@
-"""The kill matrix as text, JSON, a table and a picture."""
+"""The kill matrix as text, JSON and a table."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
-from html import escape
 from statistics import median
 
 from mha.conformance.faults.baselines import CHECKS
 from mha.conformance.faults.kill_matrix import Kill
-from mha.conformance.properties.registry import properties
-
-# Of the picture, in its units: the side of a cell, and the space for the names of faults and of
-# clauses.
-CELL, LEFT, TOP = 9, 210, 60
-LEGEND = (
-    "rows: faults; columns: clauses",
-    "square: caught by a clause that must catch it",
-    "cross: not caught by it; dot: caught by another",
-    "grey, at the right: a baseline check fails",
-)
 
 
 def to_json(kills: Iterable[Kill]) -> str:
@@ -101,77 +89,3 @@ def _line(kill: Kill, others: Sequence[str]) -> str:
         ", ".join(kill.baselines) or "none",
     )
     return f"| {' | '.join(cells)} |"
-
-
-def to_svg(kills: Collection[Kill]) -> str:
-    """Return a picture: a row for each fault, a column for each clause and baseline check."""
-    judged = {kill.clause for kill in kills}
-    columns = [clause for clause in properties() if clause in judged]
-    first: dict[tuple[str, str], int] = {}  # the column of the first clause that must catch it
-    for kill in reversed(list(kills)):
-        if kill.named:
-            first[kill.fault, kill.dtype] = columns.index(kill.clause)
-    rows = sorted(first, key=first.__getitem__)
-    beside = LEFT + CELL * (len(columns) + 2)
-    width, height = beside + CELL * len(CHECKS) + 4, TOP + CELL * len(rows) + 4
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
-        "<style>text { font: 7px sans-serif }</style>",
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        *(f'<text x="4" y="{12 + 10 * place}">{line}</text>' for place, line in enumerate(LEGEND)),
-        *_headings(columns, beside, height),
-    ]
-    baselines = {(kill.fault, kill.dtype): kill.baselines for kill in kills}
-    for place, row in enumerate(rows):
-        parts += _row(place, row, baselines[row], beside, width)
-    for kill in kills:
-        x = LEFT + CELL * columns.index(kill.clause)
-        y = TOP + CELL * rows.index((kill.fault, kill.dtype))
-        parts += _mark(kill, x, y)
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def _headings(columns: Sequence[str], beside: int, height: int) -> Iterator[str]:
-    """Yield the names of the columns, and a line before each family of clauses."""
-    for place, clause in enumerate(columns):
-        x = LEFT + CELL * place
-        yield _upright(x + 7, clause)
-        if place and clause[:3] != columns[place - 1][:3]:
-            yield (
-                f'<line x1="{x}" y1="{TOP}" x2="{x}" y2="{height}" stroke="#ccc"'
-                ' stroke-width="0.4"/>'
-            )
-    for place, name in enumerate(CHECKS):
-        yield _upright(beside + CELL * place + 7, name)
-
-
-def _row(
-    place: int, row: tuple[str, str], baselines: Collection[str], beside: int, width: int
-) -> Iterator[str]:
-    """Yield the name of a fault, a line before every fifth, and its squares of baseline checks."""
-    fault, dtype = row
-    y = TOP + CELL * place
-    label = fault if dtype == "float32" else f"{fault} ({dtype})"
-    yield f'<text x="{LEFT - 4}" y="{y + 7}" text-anchor="end">{escape(label)}</text>'
-    if place % 5 == 0:
-        yield f'<line x1="0" y1="{y}" x2="{width}" y2="{y}" stroke="#ccc" stroke-width="0.4"/>'
-    for column, name in enumerate(CHECKS):
-        if name in baselines:
-            yield (
-                f'<rect x="{beside + CELL * column + 1}" y="{y + 1}" width="7" height="7"'
-                ' fill="#999"/>'
-            )
-
-
-def _mark(kill: Kill, x: int, y: int) -> Iterator[str]:
-    """Yield the mark of a cell, if it has one; x and y are its corner."""
-    if kill.named and not kill.caught:
-        yield f'<path d="M{x + 1} {y + 1}l7 7m0 -7l-7 7" stroke="#b00" stroke-width="1.5"/>'
-    elif kill.named:
-        yield f'<rect x="{x + 1}" y="{y + 1}" width="7" height="7" fill="#124"/>'
-    elif kill.caught:
-        yield f'<circle cx="{x + 4.5}" cy="{y + 4.5}" r="1.6" fill="#579"/>'
-
-
-def _upright(x: int, text: str) -> str:
-    return f'<text transform="translate({x} {TOP - 4}) rotate(-90)">{text}</text>'

@@ -21,10 +21,12 @@ from mha.spec.clauses import FAMILIES
 Made = Callable[[], str]
 # What a marker in a page stands for.
 PARTS: Mapping[str, Made] = {
+    "bounds": api.bounds,
     "claims": api.claims,
     "cli": cli.verbs,
     "coverage": coverage.matrix,
     "faults": faults.tables,
+    "known_bad": faults.known_bad,
     "levels": levels.tables,
     "report": api.report_parts,
 }

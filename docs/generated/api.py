@@ -13,13 +13,11 @@ from typing import Any
 from generated.links import path_of_clause
 from mha.conformance.properties.registry import properties
 from mha.conformance.results import Rejections, Report, Verdict
-from mha.spec import Claims
+from mha.spec import Claims, core
 
 PACKAGES = ("mha.conformance", "mha.implementations", "mha.spec")
 # In columns: a longer signature has a line for each parameter.
 WIDTH = 88
-
-_PLACEHOLDER = re.compile(r" at 0x[0-9a-f]+")
 
 
 def path_of(package: str) -> str:
@@ -34,6 +32,11 @@ def page(package: str) -> str:
     for name in sorted(module.__all__, key=str.lower):
         parts += _entry(name, getattr(module, name))
     return "\n".join(parts)
+
+
+def bounds() -> str:
+    """Return how the bound of the core is derived."""
+    return "\n".join(docstring(core, ()))
 
 
 def report_parts() -> str:
@@ -125,9 +128,15 @@ def _parameter(parameter: inspect.Parameter) -> str:
     if parameter.annotation is not parameter.empty:
         shown += f": {_annotation(parameter.annotation)}"
     if parameter.default is not parameter.empty:
-        default = _PLACEHOLDER.sub("", repr(parameter.default))
-        shown += f" = {'...' if default.startswith('<') else default}"
+        shown += f" = {_default(parameter.default)}"
     return shown
+
+
+def _default(value: Any) -> str:
+    """Return a default as code, the same in every build."""
+    if isinstance(value, frozenset):
+        return f"{{{', '.join(sorted(map(repr, value)))}}}" if value else "frozenset()"
+    return "..." if repr(value).startswith("<") else repr(value)
 
 
 def _annotation(annotation: Any) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from mha.conformance.faults.registry import FAULTS, Fault
+from mha.conformance.harness.known_bad.answers import REJECTED
 from mha.spec import CLAUSES
 from mha.spec.clauses import FAMILIES
 
@@ -30,6 +31,13 @@ def tables() -> str:
                 parts += [f"### {link} {clause.title}\n", *table_of(by_clause[clause.id].values())]
                 parts.append("")
     return "\n".join(parts)
+
+
+def known_bad() -> str:
+    """Return the table of the answers that properties must reject."""
+    lines = ["| answer | what is wrong |", "|---|---|"]
+    lines += [f"| `{name}` | {_cell(defect.text)} |" for name, defect in REJECTED.items()]
+    return "\n".join(lines)
 
 
 def table_of(faults: Iterable[Fault]) -> Iterator[str]:

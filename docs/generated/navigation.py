@@ -35,8 +35,10 @@ NAVIGATION: Mapping[str, Mapping[str, str]] = {
     },
     "Explanation": {
         "What is MUST, and why": "levels.md",
+        "Bounds": "bounds.md",
         "Directed tests": "directed.md",
         "How small an error is caught": "sharpness.md",
+        "The self-test": "selftest.md",
         "Kinds of class": "coverage.md",
         "Faulty implementations": "faults.md",
         "How soon they are found": "bugfinding.md",
