@@ -16,6 +16,8 @@ from mha.conformance.results import Rejections, Report, Verdict
 from mha.spec import Claims, core
 
 PACKAGES = ("mha.conformance", "mha.implementations", "mha.spec")
+# The first line of an item of a list.
+_LIST_ITEM = re.compile(r"(\d+\.|-) ")
 # In columns: a longer signature has a line for each parameter.
 WIDTH = 88
 
@@ -175,6 +177,8 @@ def _paragraph(lines: list[str], known: Collection[str]) -> Iterator[str]:
         names = _names_in(line, known)
         if names:
             current = items[names] = [line.partition(":")[2].strip()]
+        elif _LIST_ITEM.match(line):
+            current.append(f"\n{line}")
         else:
             current.append(line.strip())
     if prose:
