@@ -24,9 +24,11 @@ from mha.spec.weights import Weights
 
 # The most scores of the part, numbers of its keys and values, and columns of its contexts: its
 # graph has some twenty tensors of the first two, and a square matrix of the last.
-MOST_SCORES, MOST_OF_KEYS, MOST_COLUMNS = 1 << 17, 1 << 20, 1 << 10
+MOST_SCORES, MOST_OF_KEYS, MOST_COLUMNS = 1 << 18, 1 << 20, 1 << 10
 # The least share of a gross defect, of which no rounding that the graph lacks makes as much.
 GROSS = 0.25
+# Of queries, as many as the tiles of kernels have at least.
+LAST_TILE = 16
 
 # What the results are as if, for a positive and a negative share, and the change of the contexts.
 Direction = tuple[str, str, Tensor]
@@ -95,6 +97,12 @@ def _directions(graph: RoundingGraph) -> Iterator[Direction]:
         "every second key": (place % 2 == 1) & allowed,
     }.items():
         yield f"{{}} of {name} were lost", f"{name} counted {{}} more", _without(graph, keys)
+    late = torch.arange(allowed.shape[2], device=allowed.device) >= allowed.shape[2] - LAST_TILE
+    hidden = ~allowed & late.unsqueeze(1)
+    if bool(hidden.any()):
+        more = "{} of the masked keys were read by the last queries"
+        less = "{} of the masked keys were subtracted in the last queries"
+        yield more, less, _reading(graph, hidden)
 
 
 def _without(graph: RoundingGraph, keys: Tensor) -> Tensor:
@@ -105,6 +113,15 @@ def _without(graph: RoundingGraph, keys: Tensor) -> Tensor:
     keeps_none = (graph.allowed & ~keys).sum(-1, keepdim=True) == 0
     change = (lost * o - weights @ v) / (1 - lost).clamp(min=torch.finfo(p.dtype).tiny)
     return change.masked_fill(keeps_none, 0.0)
+
+
+def _reading(graph: RoundingGraph, keys: Tensor) -> Tensor:
+    """Return how the contexts move with some masked keys, (B, H, L, S)."""
+    s = graph.scores
+    top = s.masked_fill(~graph.allowed, -torch.inf).logsumexp(-1, keepdim=True)
+    read = ((s - top).exp() * keys).nan_to_num(nan=0.0, posinf=0.0)
+    total = read.sum(-1, keepdim=True)
+    return (read @ graph.value - total * graph.context) / (1 + total)
 
 
 def _part(call: Call) -> tuple[Problem, Claims, tuple[slice, Tensor, Tensor]] | None:

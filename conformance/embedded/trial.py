@@ -143,9 +143,13 @@ class Trial:
         return any(same_bits(results[0], copy) for _, _, copy in self.held)
 
     def verdict(
-        self, case: KernelCase, built: BuiltCase, results: Sequence[Tensor]
+        self,
+        case: KernelCase,
+        built: BuiltCase,
+        results: Sequence[Tensor],
+        directed: bool | None = None,
     ) -> OutputVerdict:
-        """Return the verdict on results in the kernel's layout."""
+        """Return the verdict on results in the kernel's layout; directed: as for `judge_output`."""
         return judge_output(
             built.inputs,
             tuple(results),
@@ -153,6 +157,7 @@ class Trial:
             claims=self.claims,
             layout=f"b h l d -> {self.kernel.context.pattern}",
             heads=case.H,
+            directed=directed,
         )
 
     def compare(self, case: KernelCase, built: BuiltCase, results: Sequence[Tensor]) -> None:
