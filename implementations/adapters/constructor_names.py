@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Mapping
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 from mha.implementations.adapters.names import is_causal_flag, listed, words_of
@@ -111,9 +112,10 @@ VARIED = {
 }
 # The projections that an argument of `CONSTRUCTOR_NAMES` for biases is about; it is true if one of
 # them has a bias.
-BIAS_ROLES = {"bias": "qkvo"} | {
-    f"{roles}_bias": roles for roles in ("qkv", "q", "k", "v", "kv", "o")
-}
+BIAS_ROLES = {"bias": "qkvo"}
+for _count in (1, 2, 3):
+    for _roles in map("".join, combinations("qkvo", _count)):
+        BIAS_ROLES[f"{_roles}_bias"] = _roles
 VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 # The width of the query beside a width of keys or values.
 WIDTH_OF_QUERY = {"key_dim": "query_dim", "k_dim": "q_dim", "v_dim": "q_dim"}

@@ -36,6 +36,7 @@ from mha.implementations.adapters.neutral import LEFT_OUT, LeftOut
 from mha.implementations.adapters.options import (
     FIELDS_OF_INPUTS,
     FIELDS_OF_MASKS,
+    OTHERS,
     InputFormat,
     ModuleOptions,
     input_format,
@@ -100,8 +101,10 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         weights are loaded with requires_grad=False.
     name: the name in reports; by default that of the class.
     options: what `masks` and `inputs` say, one by one: `mask`, which is `MaskFormat.convention`,
-        `mask_shape`, `mask_numbers`, `mask_required`, and the other fields by their names; and what
-        it computes beside attention and is to be left out, `neutral` and `residual`; see `LeftOut`.
+        `mask_shape`, `mask_numbers`, `mask_required`, and the other fields by their names; what it
+        computes beside attention and is to be left out, `neutral` and `residual`, see `LeftOut`;
+        and `arguments`, the meaning of parameters of the constructor whose name says another one,
+        {"bias": "qk_bias"} where an argument bias is for query and key only.
 
     Raises ImplementationError for a constructor or a `forward` whose parameters are not recognised,
     for arguments that contradict each other, and for claims that no call can express.
@@ -130,7 +133,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     torch.Size([5, 3, 6])
     """
     label = name or str(getattr(without_partial(constructor), "__name__", "module"))
-    require_known("from_module", options, FIELDS_OF_MASKS, FIELDS_OF_INPUTS, LEFT_OUT)
+    require_known("from_module", options, FIELDS_OF_MASKS, FIELDS_OF_INPUTS, LEFT_OUT, OTHERS)
     target = _class_of(constructor)
     masks = mask_format(label, masks, options)
     inputs = input_format(label, inputs, options)
@@ -138,7 +141,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         require_default_forms(label, masks, inputs)
     require_weights(label, weights, has_call=call is not None)
     _require_parameters_and_layout(label, parameters, inputs.layout)
-    arguments = constructor_arguments(label, constructor)
+    arguments = constructor_arguments(label, constructor) | options.get("arguments", {})
     signature = None
     if call is None:
         never_crosses = claims is not None and not claims.cross_attention

@@ -13,6 +13,7 @@ from mha.implementations.adapters.names import (
     SLOPES_BY_WORD,
     WINDOW_NAMES,
     WINDOW_PAIRS,
+    is_called_mask,
     is_causal_flag,
     words_of,
 )
@@ -76,16 +77,18 @@ def _is_flag(parameter: inspect.Parameter) -> bool:
 def is_unknown_mask(parameter: inspect.Parameter) -> bool:
     """Return whether a parameter is called a mask, and may be a tensor."""
     name, annotation = parameter.name, annotation_of(parameter)
-    is_unknown = "mask" in words_of(name) and name not in (*OTHER_MASKS, *OPTION_NAMES["mask"])
+    is_unknown = is_called_mask(name) and name not in (*OTHER_MASKS, *OPTION_NAMES["mask"])
+    if name == "M" and parameter.default is None:  # as in softmax(Q K^T + M) V
+        return True
     has_value = parameter.default is not None and parameter.default is not parameter.empty
     return is_unknown and not has_value and not annotation.startswith(NUMBERS)
 
 
 def may_be_mask(parameter: inspect.Parameter) -> bool:
     """Return whether a parameter may be a mask of queries or keys: those of heads are not."""
-    words = words_of(parameter.name)
     is_flag = isinstance(parameter.default, bool)
-    return "mask" in words and "head" not in words and not is_flag
+    is_of_heads = "head" in words_of(parameter.name)
+    return is_called_mask(parameter.name) and not (is_flag or is_of_heads)
 
 
 def annotation_of(parameter: inspect.Parameter) -> str:

@@ -47,6 +47,7 @@ NO_MEMORY_WORDS = frozenset(
     )
 )
 QUERY_WORDS = {"query", "queries", "q", "decoder", "dec", "tgt", "trg", "target"}
+MASK_WORDS = frozenset({"mask", "adj", "adjacency"})
 # Of what hides heads, or queries.
 OTHER_MASKS = listed("head_mask layer_head_mask cross_attn_head_mask q_mask query_mask")
 # The annotations of what is no tensor.
@@ -175,7 +176,16 @@ def is_option(name: str) -> bool:
     >>> is_option("look_ahead_mask"), is_option("context")
     (True, False)
     """
-    return name in KNOWN_OPTIONS or "mask" in words_of(name)
+    return name in KNOWN_OPTIONS or is_called_mask(name)
+
+
+def is_called_mask(name: str) -> bool:
+    """Return whether a name is that of a mask by its words: a graph's adjacency is one.
+
+    >>> is_called_mask("q_mask"), is_called_mask("adj"), is_called_mask("masked")
+    (True, True, False)
+    """
+    return not MASK_WORDS.isdisjoint(words_of(name))
 
 
 def is_causal_flag(name: str, default: object) -> bool:

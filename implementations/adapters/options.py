@@ -64,6 +64,7 @@ class ModuleOptions(MaskOptions, total=False):
     neutral: Neutral
     residual: bool
     rotation_layout: str | None
+    arguments: Mapping[str, str]
 
 
 # The field that each option sets.
@@ -78,6 +79,7 @@ FIELDS_OF_MASKS = {
     "padding": "padding",
     "causal_by_default": "causal_by_default",
 }
+OTHERS = {"arguments": "arguments"}
 FIELDS_OF_INPUTS = {name: name for name in InputFormat.__dataclass_fields__}
 
 

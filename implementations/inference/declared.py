@@ -70,6 +70,7 @@ class Declared:
     weights: str | int | None = None
     neutral: Neutral = field(default_factory=dict)
     residual: bool = False
+    arguments: Mapping[str, str] = field(default_factory=dict)
     claims: Mapping[str, Any] = field(default_factory=dict)
 
     ADAPTER: ClassVar[str] = "from_module"
@@ -91,6 +92,7 @@ class Declared:
         "weights",
         "neutral",
         "residual",
+        "arguments",
     )
 
     def options(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.adapters.names import PAIRED
 from mha.implementations.adapters.widths import with_other_widths
 from mha.implementations.discovery.errors import ImplementationError
+from mha.implementations.inference.biases import biases_of_arguments
 from mha.implementations.inference.building import built, kernel_advice, require_forward
 from mha.implementations.inference.candidate import (
     Candidate,
@@ -33,6 +34,7 @@ from mha.implementations.inference.describe import rows_of_module
 from mha.implementations.inference.nearest_projections import EachCallRaises
 from mha.implementations.inference.probes import FEW_DTYPES
 from mha.implementations.inference.projections import Unclear, Undeclarable
+from mha.implementations.inference.questions import require_convention
 from mha.implementations.inference.refusals import refusal
 from mha.implementations.inference.rows import WIDTH, Row, table
 from mha.implementations.inference.search import with_claims
@@ -86,6 +88,7 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
         require_forward(label, made)
     module, candidate = _built_and_read(label, constructor)
     declared = candidate.declared
+    require_convention(candidate, label)
     return Inference(
         implementation=declared.implementation(),
         rows=tuple(rows_of_module(candidate, module)),
@@ -193,8 +196,10 @@ def _unread(
     module: nn.Module,
 ) -> Candidate:
     """Return what is known before any trial run."""
-    declared = Declared(constructor, label, claims=claims_of_key_heads(module))
-    return Candidate(declared, arguments=arguments)
+    others = biases_of_arguments(constructor, arguments, module)
+    claims = claims_of_key_heads(module)
+    declared = Declared(constructor, label, claims=claims, arguments=others)
+    return Candidate(declared, arguments={**arguments, **others})
 
 
 def _first_found(empty: Candidate, module: nn.Module) -> Candidate:

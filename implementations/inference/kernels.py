@@ -32,6 +32,7 @@ from mha.implementations.inference.mask_search import given_a_mask
 from mha.implementations.inference.nearest_projections import outputs_of, with_formula
 from mha.implementations.inference.probes import FEW_DTYPES, GENERAL, Probe
 from mha.implementations.inference.projections import Unclear, Undeclarable
+from mha.implementations.inference.questions import require_convention
 from mha.implementations.inference.refusals import calls_raise
 from mha.implementations.inference.search import with_claims
 from mha.implementations.inference.sizes import PATIENCE, TILES, in_few_sizes
@@ -75,34 +76,16 @@ def infer_kernel(
         if not all(each.problem and may_need_a_gpu(each) for each in candidates):
             raise
         candidate = _first_found([*map(on_a_gpu, candidates)])
-    _require_scale(candidate)
     declared = candidate.declared
     assert isinstance(declared, DeclaredKernel)
     code = code_of(declared.made, label) if declared.made else label
+    require_convention(candidate, code)
     return Inference(
         implementation=declared.implementation(),
         rows=tuple(rows_of_kernel(candidate)),
         declaration=declared.code(code),
         kind="class" if made else "function",
         not_covered=tuple(unused_options(candidate)),
-    )
-
-
-def _require_scale(candidate: Candidate) -> None:
-    """Raise ImplementationError, with both answers, for a kernel that may leave scales to callers.
-
-    One that forgets the scale computes the same.
-    """
-    if candidate.formula.scale != "none":
-        return
-    declared, label = candidate.declared, candidate.label
-    assert isinstance(declared, DeclaredKernel)
-    code = code_of(declared.made, label) if declared.made else label
-    meant = candidate.claiming(scale=1.0).declared.line(code)
-    raise ImplementationError(
-        f"{label} does not scale its scores. Is that meant, since its callers scale the queries?"
-        f" Then declare it below the function, and judge that: {meant}. If not, multiply the scores"
-        f" by d_k ** -0.5; this declaration fails until then: {declared.line(code)}"
     )
 
 

@@ -15,7 +15,7 @@ from mha.implementations.discovery.errors import UnsupportedCallError
 from mha.implementations.inference.infer import infer
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Config, Weights
-from support.judging import expect_pass
+from support.judging import expect_pass, verdict_of
 from support.readings import findings, refusal_of
 
 
@@ -97,3 +97,70 @@ def test_dropout_in_evaluation_is_named() -> None:
     assert said in refusal_of(AlwaysDrops)
     with pytest.raises(ImplementationError, match=re.escape(said)):
         infer_kernel(always_drops)
+
+
+class BiasOfTwo(Sdpa):
+    """An argument `bias` is about query and key, as in some tutorials."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        Config(d_model, n_heads).validate()
+        nn.Module.__init__(self)
+        self.heads = n_heads
+        self.q, self.k = nn.Linear(d_model, d_model, bias=bias), nn.Linear(d_model, d_model, bias)
+        self.v, self.to_out = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        return self.to_out(self.weigh(q, k, v).transpose(1, 2).reshape(x.shape))
+
+
+def test_argument_for_some_biases_is_known_by_what_it_builds() -> None:
+    result = infer(BiasOfTwo)
+    assert findings(result)["biases"] == "always or on v, o"
+    assert 'arguments={"bias": "qk_bias"}' in result.declaration
+    expect_pass(result, "HED-1", also=("CFG-5",))
+
+
+class Unscaled(OneWidth):
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, scale=1.0)
+
+
+class Unprojected(OneWidth):
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__(dim, num_heads)
+        del self.to_out
+
+    def to_out(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("cls", "asked", "mend"),
+    [
+        (Unscaled, "does not scale its scores. Is that meant,", "multiply the scores by d_k"),
+        (Unprojected, "has no output projection. Is that meant,", "project what it returns"),
+    ],
+)
+def test_convention_of_others_is_asked_for_with_both_answers(
+    cls: type[nn.Module], asked: str, mend: str
+) -> None:
+    message = refusal_of(cls)
+    assert asked in message
+    meant, _, fault = message.partition("judge that: ")[2].partition(f". If not, {mend}")
+    for code, status in ((meant, "pass"), (fault.partition("until then: ")[2], "fail")):
+        variables = dict[str, Any](globals())
+        exec(code, variables)  # as if it were pasted
+        assert verdict_of(variables["implementation"], "HED-1").status == status
+
+
+def unscaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, scale=1.0)
+
+
+def test_missing_scale_of_a_kernel_is_asked_for() -> None:
+    with pytest.raises(ImplementationError, match=r"since its callers scale .*, scale=1\.0\)\)"):
+        infer_kernel(unscaled)

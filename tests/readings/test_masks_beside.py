@@ -127,3 +127,20 @@ def test_context_is_told_from_weights_by_the_width_of_the_values() -> None:
     x = torch.zeros(1, 3, 6)
     result = attention(x, x, x)
     assert result.weights.shape == (1, 2, 3, 3)
+
+
+def of_graph(q: Tensor, k: Tensor, v: Tensor, adj: Tensor) -> Tensor:
+    scores = q @ k.mT * k.shape[-1] ** -0.5
+    return torch.where(adj.unsqueeze(1) > 0, scores, -9e15).softmax(-1) @ v
+
+
+def of_letters(q: Tensor, k: Tensor, v: Tensor, M: Tensor | None = None) -> Tensor:
+    scores = q @ k.mT * k.shape[-1] ** -0.5
+    return (scores if M is None else scores + M).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"), [(of_graph, "adj: True or 1 = may attend"), (of_letters, "M: added to")]
+)
+def test_mask_of_another_name_is_known(kernel: Any, said: str) -> None:
+    assert findings(infer_kernel(kernel))["mask"].startswith(said)

@@ -1,0 +1,48 @@
+"""Which projections an argument of the constructor called bias is about, by what it builds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from torch import nn
+
+from mha.implementations.adapters.construction import SHORT, Room, construct
+from mha.implementations.inference.probes import CONFIG
+from mha.implementations.inference.projections import ParameterMap, Unclear, parameter_maps
+from mha.implementations.process.pristine import as_found
+
+
+def biases_of_arguments(
+    constructor: Callable[..., nn.Module], arguments: Mapping[str, str], module: nn.Module
+) -> dict[str, str]:
+    """Return what an argument bias means that is not about all projections: "qk_bias".
+
+    It is empty if it is about all of them, or none.
+
+    arguments: what the parameters of the constructor are given.
+    module: built with all biases.
+    """
+    names = [name for name, field in arguments.items() if field == "bias"]
+    if len(names) != 1:
+        return {}
+    with suppress(Exception, SystemExit), as_found():
+        without = construct(constructor, arguments, replace(CONFIG, bias=False), room=Room(SHORT))
+        with suppress(Unclear):
+            paths = parameter_maps(module, CONFIG)[0]
+            before, after = _biased(module, paths), _biased(without, paths)
+            if before == set("qkvo") and after and after != before:
+                lost = [role for role in "qkvo" if role not in after]
+                return {names[0]: f"{''.join(lost)}_bias"}
+    return {}
+
+
+def _biased(module: nn.Module, paths: ParameterMap) -> set[str]:
+    """Return the projections whose layers have a bias; paths: of their weights."""
+    layers, roles = dict(module.named_modules()), set[str]()
+    for key, path in paths.items():
+        name = path if isinstance(path, str) else (path or ("",))[0]
+        if key.startswith("w_") and getattr(layers.get(name), "bias", None) is not None:
+            roles.update(key[2:])
+    return roles
