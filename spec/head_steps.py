@@ -19,10 +19,10 @@ rho = 3 gamma(n + 3) mean(x^2) / r-^2 (+) 4 u_s, which covers the difference mea
 squares and means that are stored, and the eps; 1 / r by 1 / sqrt(1 - rho) - 1; then the quotient,
 1 + g, and two products are rounded, and stored.
 
-The rotation. An angle is off by (4 ln(base) 2m/r + 10) u: four roundings of the exponent, the
-power, its inverse, the product with the position. Cosines and sines have two units more, and may be
-stored: t = angle error + 4 u + u_s. Then (a cos - b sin, b cos + a sin) has two products and a sum,
-each of which may be stored.
+The rotation. An angle is off by (2 ln(base) 2m/r + 6) u, or 0 for m = 0, whose frequency is 1: two
+roundings of the exponent, the power by 2 ulp, its inverse, the product with the position. Cosines
+and sines have two units more, and may be stored: t = angle error + 4 u + u_s. Then
+(a cos - b sin, b cos + a sin) has two products and a sum, each of which may be stored.
 
 Backward. With h = c / r and the gradient dy of y,
 
@@ -95,8 +95,9 @@ class Rotation:
         log_base = math.log(rotary.base)
         angles = positions.double().unsqueeze(-1) * (-log_base * exponents).exp()
         u = units.accumulate
-        # t = |angle| (4 ln(base) 2m/r + 10) u + 4 u (+) u_s
-        error = angles * (4 * log_base * exponents + 10) * u + 4 * u + units.store
+        # t = |angle| (2 ln(base) 2m/r + 6) [m > 0] u + 4 u (+) u_s
+        of_angles = (2 * log_base * exponents + 6) * (exponents > 0)
+        error = angles * of_angles * u + 4 * u + units.store
 
         def of_columns(x: Tensor) -> Tensor:
             """Return (length, r) of (length, r / 2): each number is of both columns of a pair."""

@@ -76,8 +76,8 @@ class QkNorm:
     kind: "rms", x / sqrt(mean(x^2) + eps); "layer", the same with x less its mean.
     over: the columns of each "head" on its own, or the whole "width" of all heads.
     before_rotary: whether it comes before a rotation, or after it.
-    eps: what is added to the mean of squares; None for the roundoff of the dtype, 2 u, as in
-        `torch.nn.functional.rms_norm` by default.
+    eps: what is added to the mean of squares; None for 2 u of the dtype, or of float32 in half
+        precision, as in `torch.nn.functional.rms_norm` by default.
     weight: columns are then multiplied by a weight ("scale"), by 1 more than a weight ("offset"),
         as in Gemma, or not (None). It is one for all heads where the norm is over each head. A
         bias of a layer norm is zero.
@@ -109,7 +109,8 @@ class QkNorm:
         """Return what is added to the mean of squares of numbers in a dtype."""
         import torch  # not above: claims are read without it
 
-        return torch.finfo(dtype).eps if self.eps is None else self.eps
+        wide = torch.promote_types(dtype, torch.float32)
+        return torch.finfo(wide).eps if self.eps is None else self.eps
 
 
 def _require_words(record: Rotary | QkNorm, words_of: dict[str, object]) -> None:

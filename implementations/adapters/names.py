@@ -147,6 +147,8 @@ NEUTRAL_NAMES = {
     "rotation": ("position_embeddings", "cos_sin", "rotary_pos_emb"),
     "cache": ("kv_cache",),
     "batch": ("batch_size", "bsz"),
+    # None for none.
+    "window": ("window_size", "sliding_window", "window"),
     "tile": listed(
         """
         block_size tile_size chunk_size block tile Br Bc BLOCK_M BLOCK_N block_q block_k

@@ -204,6 +204,9 @@ class Candidate:
         changes: dict[str, Any] = {"bias": most_biases(self.claims.get("bias", {True}))}
         if "multi_query" in self.claims:
             changes["n_kv_heads"] = 1
+        norm = self.claims.get("qk_norm")
+        if norm and norm.weight:
+            changes["norm_weights"] = norm.over
         fitting = self.sizes.fit_head_dim(CONFIG.head_dim)
         if "own_head_dim" in self.claims:
             changes["d_head"] = OWN_HEAD_DIM

@@ -9,15 +9,22 @@ from typing import Any
 from torch import nn
 
 from mha.implementations.adapters.loading import ParameterPath
-from mha.spec import Alibi, Lse, Rounding, Scores, Sizes, Window
+from mha.spec import Alibi, Lse, QkNorm, Rotary, Rounding, Scores, Sizes, Window
 
-Record = Alibi | Lse | Rounding | Scores | Sizes | Window
+Record = Alibi | Lse | QkNorm | Rotary | Rounding | Scores | Sizes | Window
 
 
 # The code of what has no code as its text.
 NAMED: dict[Any, str] = {...: "...", nn.Identity: "torch.nn.Identity"}
 # The records that claims are made of, each with the claim that is one.
-RECORDS = {"Lse": "lse", "Rounding": "rounding", "Scores": "scores", "Sizes": "sizes"}
+RECORDS = {
+    "Lse": "lse",
+    "QkNorm": "qk_norm",
+    "Rotary": "rotary",
+    "Rounding": "rounding",
+    "Scores": "scores",
+    "Sizes": "sizes",
+}
 
 
 def code_of_declaration(

@@ -64,6 +64,7 @@ class Declared:
     memory_optional: bool = False
     query_last: bool | None = None
     rotation_pairs: bool = False
+    rotation_layout: str | None = None
     padding: PaddingConvention | None = None
     causal_by_default: Alignment | None = None
     layout: str = "b l d"
@@ -86,6 +87,7 @@ class Declared:
         "memory_optional",
         "query_last",
         "rotation_pairs",
+        "rotation_layout",
         "padding",
         "causal_by_default",
         "layout",
@@ -202,7 +204,7 @@ class Declared:
             query_last=self.query_last,
             self_attention=not self.cross_attention,
         )
-        return found.with_rotations(of_pairs=self.rotation_pairs)
+        return found.with_rotations(of_pairs=self.rotation_pairs, layout=self.rotation_layout)
 
     def names_of(self, option: str) -> tuple[str, ...]:
         """Return the names of an argument about the scores, of a call or of the constructor."""

@@ -54,6 +54,8 @@ WIDTHS = {
 }
 # What is found by trial runs, in the order of the report.
 BEFORE_SIZES = (
+    "positions",
+    "norm",
     "causal",
     "weights",
     "scale",
@@ -85,6 +87,7 @@ GIVEN = {
     "places": "0",
     "cache": "None",
     "batch": "B",
+    "window": "None",
     "rows": "L",
     "columns": "1",
     "tile": "16",
@@ -358,6 +361,8 @@ def _rounding(rounding: Rounding) -> str:
 def _given_rows(declared: Declared) -> Iterator[Row]:
     """Yield the rows about what calls require beside inputs and options."""
     others = declared.signature.others
+    if declared.claimed("rotary"):  # what says how heads are rotated is in a row of its own
+        others = tuple(name for name in others if name not in declared.signature.tables)
     neutral = [_given(name, declared) for name in others if name in NEUTRAL_MEANING]
     if neutral:
         yield Row("given", ", ".join(neutral), "by name")

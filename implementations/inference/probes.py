@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mha.implementations.formula import allowed_by, capped, weights_of
-from mha.spec import Config, MaskConvention, Options, Scores, Weights
+from mha.implementations.formula import allowed_by, capped, normed, rotated, weights_of
+from mha.spec import Config, MaskConvention, Options, QkNorm, Rotary, Scores, Weights
 from mha.spec.claims import Alignment
 
 # Two heads of 16 columns, since kernels need such widths; no other size of a probe is one of these.
@@ -71,6 +71,7 @@ class Formula:
     multiply, project: the product of two tensors, in the heads and in projections.
     options: what the call says of the scores beside a mask: a window, a cap, sinks or slopes.
     claimed: what these mean.
+    rotary, norm: what becomes of queries and keys, if anything does.
     A row without an allowed key is NaN, or zeros with sinks.
     """
 
@@ -83,6 +84,8 @@ class Formula:
     project: Multiply = torch.matmul
     options: Options = NO_OPTIONS
     claimed: Scores = NO_CLAIMS
+    rotary: Rotary | None = None
+    norm: QkNorm | None = None
 
     def __call__(self, inputs: Inputs, weights: Weights, mask: Tensor | None) -> Tensor:
         """Return the output (B, L, D) for inputs (B, L, D) and a canonical mask.
@@ -118,8 +121,20 @@ class Formula:
         """Return the scores (B, H, L, S), before any mask."""
         q = heads_of(query, weights, "q", self.n_heads, self.project)
         k = heads_of(key, weights, "k", self.n_heads, self.project)
+        q, k = self._on_the_way(q, weights.q_norm), self._on_the_way(k, weights.k_norm)
         scores: Tensor = self.multiply(q, k.mT) * SCALES[self.scale](q.shape[-1], CONFIG.d_model)
         return scores
+
+    def _on_the_way(self, heads: Tensor, weight: Tensor | None) -> Tensor:
+        """Return queries or keys (B, H, length, d_k), normed and rotated."""
+        norm, rotary = self.norm, self.rotary
+        if norm and norm.before_rotary:
+            heads = normed(heads, norm, weight)
+        if rotary:
+            heads = rotated(heads, rotary, torch.arange(heads.shape[2]))
+        if norm and not norm.before_rotary:
+            heads = normed(heads, norm, weight)
+        return heads
 
 
 def heads_of(
@@ -295,6 +310,11 @@ def _each_weight(change: Callable[[str, Tensor], Tensor]) -> Change:
 def _zeros(names: str) -> Change:
     """Return what sets weights to zero whose names begin with one of these words."""
     return _each_weight(lambda name, tensor: tensor * (not name.startswith(tuple(names.split()))))
+
+
+def scaled_weights(names: str, factor: float) -> Change:
+    """Return what multiplies weights whose names are among these words."""
+    return _each_weight(lambda name, tensor: tensor * (factor if name in names.split() else 1.0))
 
 
 def _values_as_keys(weights: Weights) -> Weights:

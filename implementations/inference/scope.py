@@ -8,17 +8,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from mha.implementations.adapters.construction import MAX_LENGTH, parameters_of
 from mha.implementations.adapters.names import names_used, words_of
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.inference.around import declared_around, norm_functions
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.functions import NORMALISING, TURNING, CalledFunctions
 from mha.implementations.inference.mask_search import given_a_mask
 from mha.implementations.inference.nearest_projections import (
     Bias,
@@ -48,10 +47,6 @@ SINK_WORDS = ("sink", "sinks")
 WINDOW_WORDS = ("window", "sliding")
 RESIDUAL = "it adds its input to its output (a residual connection)"
 LEAVE_OUT = "leave that out to judge the rest"
-# What functions of torch do in a layer of attention, where its outputs are not those of attention
-# alone.
-TURNING = frozenset({"cos", "sin", "polar", "view_as_complex"})
-NORMALISING = frozenset({"normalize", "rms_norm", "layer_norm"})
 # That of scores, c tanh(s / c).
 CAPPING = frozenset({"tanh", "tanh_"})
 
@@ -276,19 +271,19 @@ for _size in range(1, 6):
 
 def _does_more(candidate: Candidate) -> str:
     """Return what the functions of torch that it calls do beside attention."""
-    with _Functions() as functions:  # called to build it and to call it
+    with CalledFunctions() as functions:  # called to build it and to call it
         outputs = outputs_of(candidate)
     turning = sorted(TURNING & functions.names)
     if turning and _depends_on_order(candidate):
         return f"it depends on positions ({_quoted(turning, 'torch.')})"
     normalising = sorted(NORMALISING & functions.names)
     if normalising:
-        with _Functions(left_out=NORMALISING):
+        with CalledFunctions(left_out=NORMALISING):
             unnormalised = outputs_of(candidate)
         if _differ(outputs, unnormalised):
             return f"it normalises what it computes (`{normalising[0]}`)"
     if CAPPING & functions.names:
-        with _Functions(left_out=CAPPING):
+        with CalledFunctions(left_out=CAPPING):
             uncapped = outputs_of(candidate)
         if with_formula(candidate, uncapped):
             return "it caps its scores (`tanh`)"
@@ -297,28 +292,9 @@ def _does_more(candidate: Candidate) -> str:
 
 def _normalising(candidate: Candidate) -> list[str]:
     """Return the functions of torch that normalise and that calls use."""
-    with _Functions() as functions:
+    with CalledFunctions() as functions:
         outputs_of(candidate)
     return sorted(NORMALISING & functions.names)
-
-
-class _Functions(TorchFunctionMode):
-    """Records the names of the functions of torch that are called.
-
-    left_out: those that return their first argument instead.
-    """
-
-    def __init__(self, left_out: Collection[str] = ()) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-        self.left_out = left_out
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        name = getattr(function, "__name__", "")
-        self.names.add(name)
-        return args[0] if name in self.left_out else function(*args, **(kwargs or {}))
 
 
 def _more_projections(

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from typing import Any, Literal
 
 from torch import nn
@@ -15,6 +15,7 @@ from mha.implementations.adapters.axes_of_inputs import TO_LAYOUT
 from mha.implementations.adapters.names import SINK_NAMES
 from mha.implementations.adapters.signature import Signature, possible_orders, required_inputs
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.changed_heads import with_changed_heads, with_given_rotation
 from mha.implementations.inference.dropout import require_repeatable
 from mha.implementations.inference.mask_search import with_required_mask
 from mha.implementations.inference.nearest_projections import (
@@ -54,7 +55,8 @@ def understand(empty: Candidate, module: nn.Module) -> Candidate:
             matching = all_with_formula(candidates)
             if matching:
                 _require_one_map(matching)
-                return _more_general(tried) or without_window(matching[0])
+                found = _more_general(tried) or without_window(matching[0])
+                return with_given_rotation(found, module)
             tried += candidates
     for candidates in choices:
         matching = with_required_mask(candidates)
@@ -66,6 +68,12 @@ def understand(empty: Candidate, module: nn.Module) -> Candidate:
         if matching:
             _require_one_map(matching)
             return matching[0]
+    for change, candidates in product((None, reordered, interleaved), choices):
+        others = _with_other_maps(candidates, change) if change else candidates
+        matching = with_changed_heads(others, module)
+        if matching:
+            _require_one_map(matching)
+            return with_given_rotation(matching[0], module)
     named = choices[: len(_possible_inputs(empty.signature))]  # others are not assumed
     likely = [*chain.from_iterable(named)]
     require_repeatable(likely)

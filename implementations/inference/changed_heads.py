@@ -1,0 +1,321 @@
+"""Whether queries and keys are normed or rotated after their projections, by trial runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+from torch import Tensor, nn
+
+from mha.implementations.adapters.loading import ParameterPath
+from mha.implementations.adapters.names import NEUTRAL_MEANING, words_of
+from mha.implementations.adapters.tables import OF_TABLES, ROTATION_LAYOUTS
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.functions import (
+    NORMALISING,
+    ROOTS,
+    TURNING,
+    CalledFunctions,
+)
+from mha.implementations.inference.nearest_projections import outputs_of
+from mha.implementations.inference.probes import (
+    SCALES,
+    Formula,
+    Probe,
+    SpecialCase,
+    is_close,
+    scaled_weights,
+)
+from mha.spec import Config, QkNorm, Rotary, Sizes
+
+# Of known models, beside those that a module's own numbers tell.
+BASES = (10000.0, 500000.0, 1000000.0)
+BASE_WORDS = {"base", "theta"}
+PARTS = (1.0, 0.5, 0.25)
+PART_WORDS = {0.5: "half", 0.25: "a quarter"}
+# What is added to a mean of squares, beside those that a module's own numbers tell.
+EPSILONS = (1e-6, 1e-5, 1e-8, 1e-12, None)
+EPS_WORDS = {"eps", "epsilon"}
+# The words for queries and keys in names of norms.
+ROLE_WORDS = {"q": {"q", "query"}, "k": {"k", "key"}}
+# Makes queries and keys so small that an eps shows.
+SMALL_HEADS = tuple(
+    SpecialCase("", scaled_weights("w_q b_q w_k b_k", factor)) for factor in (1e-3, 3e-5)
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What may become of queries and keys."""
+
+    rotary: Rotary | None = None
+    norm: QkNorm | None = None
+
+
+def with_changed_heads(candidates: Sequence[Candidate], module: nn.Module) -> list[Candidate]:
+    """Return those of several candidates that a norm or a rotation explains, with these.
+
+    module: that of the trial runs.
+    """
+    if not candidates:
+        return []
+    functions = functions_of(candidates[0])
+    turns = bool(functions & TURNING)
+    norms = bool(functions & (NORMALISING | ROOTS))
+    rotations: list[Rotary | None] = [None]
+    if turns:
+        rotations += _rotations(bases_of(module))
+    found = list[Candidate]()
+    for paths, over in _weights_of_norms(module, candidates[0].config):
+        kinds: list[QkNorm | None] = [None, *_norms(paths, over)] if norms else [None]
+        changes = [Change(*both) for both in product(rotations, kinds) if any(both)]
+        for each in candidates:
+            explained = _explained(_with_norms(each, paths, kinds), changes)
+            if explained:
+                found.append(_with_eps(explained, module))
+        if found:
+            break
+    return found
+
+
+def with_given_rotation(candidate: Candidate, module: nn.Module) -> Candidate:
+    """Return an explained candidate with the rotation by what its calls are given, if that is one.
+
+    Its formula was found with cosines of 1, sines of 0, and positions of 0.
+    """
+    meanings = {NEUTRAL_MEANING[name] for name in candidate.signature.tables}
+    if not meanings or candidate.is_kernel or candidate.claimed("rotary"):
+        return candidate
+    bases, forms = bases_of(module), [None]
+    if not meanings.isdisjoint(OF_TABLES):
+        forms = [*ROTATION_LAYOUTS]
+    if meanings != {"places"}:
+        bases = BASES[:1]
+    norm = candidate.claimed("qk_norm")
+    for layout, rotary in product(forms, _rotations(bases, directions=("forward",))):
+        if meanings != {"places"}:
+            rotary = replace(rotary, tables="given")
+        turned = candidate.declaring(rotation_layout=layout).claiming(rotary=rotary)
+        changes = [Change(rotary, norm), Change(replace(rotary, direction="backward"), norm)]
+        explained = _explained(turned, changes, [candidate.formula])
+        if explained:
+            return explained
+    return candidate
+
+
+def functions_of(candidate: Candidate) -> frozenset[str]:
+    """Return the names of the functions of torch that are called to build it and to call it."""
+    with CalledFunctions() as functions:
+        outputs_of(candidate)
+    return frozenset(functions.names)
+
+
+def _rotations(
+    bases: Iterable[float], directions: Sequence[str] = ("forward", "backward")
+) -> list[Rotary]:
+    """Return the rotations to try, the usual ones first."""
+    found = list[Rotary]()
+    for direction, part, base, pairs in product(directions, PARTS, bases, ("half", "interleaved")):
+        found.append(Rotary(base, pairs, part, direction=direction))  # type: ignore[arg-type]  # words of it
+    return found
+
+
+def _norms(paths: Mapping[str, ParameterPath], over: str) -> list[QkNorm]:
+    """Return the norms to try, with weights or without."""
+    weights = ("scale", "offset") if paths else (None,)
+    axes = (over,) if over else ("head", "width")
+    found = list[QkNorm]()
+    for before, kind, each, weight in product((True, False), ("rms", "layer"), axes, weights):
+        found.append(QkNorm(kind, each, before_rotary=before, weight=weight))  # type: ignore[arg-type]  # words of it
+    return found
+
+
+def _with_norms(
+    candidate: Candidate, paths: Mapping[str, ParameterPath], kinds: Sequence[QkNorm | None]
+) -> Candidate:
+    """Return the candidate with the weights of norms, where there are any."""
+    if not paths:
+        return candidate
+    norm = next(kind for kind in kinds if kind) if any(kinds) else QkNorm()
+    parameters = {**candidate.declared.parameters, **paths}
+    return candidate.declaring(parameters=parameters).claiming(qk_norm=norm)
+
+
+def _weights_of_norms(
+    module: nn.Module, config: Config
+) -> Iterator[tuple[dict[str, ParameterPath], str]]:
+    """Yield where the weights of norms of queries and keys may be, and what these are over."""
+    named = dict(module.named_parameters())
+    widths = {config.head_dim: "head", config.inner_width: "width"}
+    paths, over = dict[str, ParameterPath](), ""
+    for role, words in ROLE_WORDS.items():
+        for name, parameter in named.items():
+            owner, _, last = name.rpartition(".")
+            said = {*words_of(name)} | {word.removesuffix("norm") for word in words_of(name)}
+            if parameter.ndim != 1 or last == "bias" or not words & said or "norm" not in name:
+                continue
+            if parameter.shape[0] in widths:
+                over = widths[parameter.shape[0]]
+                paths[f"{role}_norm"] = owner if last == "weight" and owner else name
+    if len(paths) == 2:
+        yield paths, over
+    yield {}, ""
+
+
+@lru_cache(8)
+def _expected(
+    changes: tuple[Change, ...],
+    formulas: tuple[Formula, ...],
+    probe: Probe,
+    config: Config,
+    special: SpecialCase,
+) -> list[tuple[Formula, Tensor]]:
+    """Return each formula with each change, and the output that it gives on a probe."""
+    weights, found = special.weights_of(config), list[tuple[Formula, Tensor]]()
+    for change, formula in product(changes, formulas):
+        changed = replace(formula, rotary=change.rotary, norm=change.norm)
+        found.append((changed, changed(probe.inputs, weights, None)))
+    return found
+
+
+def _explained(
+    candidate: Candidate, changes: Sequence[Change], formulas: Sequence[Formula] = ()
+) -> Candidate | None:
+    """Return the candidate with the change that gives its outputs, if one does."""
+    projected = candidate.declared.parameters.get("w_o") is not None
+    if not formulas:
+        formulas = [
+            Formula(scale, causal, projected)
+            for causal, scale in product((None, "top_left"), SCALES)  # type: ignore[list-item]  # an alignment
+        ]
+    outputs, probes = outputs_of(candidate), candidate.probes
+    if len(outputs) < len(probes):
+        return None
+    config, special = candidate.config, candidate.trial.special
+    first = _expected(tuple(changes), tuple(formulas), probes[0], config, special)
+    for formula, expected in first:
+        if not is_close(outputs[0], expected):
+            continue
+        weights = special.weights_of(config)
+        others = zip(outputs[1:], probes[1:], strict=True)
+        if all(is_close(output, formula(probe.inputs, weights, None)) for output, probe in others):
+            return _with_formula(candidate, formula)
+    return None
+
+
+def _with_formula(candidate: Candidate, formula: Formula) -> Candidate:
+    """Return the candidate as it is explained, with its claims and rows."""
+    claims: dict[str, Any] = {}
+    if formula.rotary:
+        claims["rotary"] = formula.rotary
+        if formula.rotary.multiple > 1:
+            claims["sizes"] = Sizes(head_dim_multiple=formula.rotary.multiple)
+        candidate = candidate.noting("positions", words_of_rotary(formula.rotary))
+    if formula.norm:
+        claims["qk_norm"] = formula.norm
+        candidate = candidate.noting("norm", words_of_norm(formula.norm))
+    return replace(candidate.claiming(**claims).trying(formula=formula), explained=True)
+
+
+def words_of_rotary(rotary: Rotary) -> str:
+    """Return a rotation in words.
+
+    >>> words_of_rotary(Rotary(part=0.5))
+    'rotary, half-split, base 10000, half of each head'
+    """
+    said = ["rotary", "half-split" if rotary.pairs == "half" else "interleaved"]
+    if rotary.tables == "given":
+        said.append("by what each call is given")
+    else:
+        said.append(f"base {rotary.base:g}" if rotary.base >= 1e6 else f"base {rotary.base:.10g}")
+    if rotary.part != 1:
+        said.append(f"{PART_WORDS.get(rotary.part, rotary.part)} of each head")
+    if rotary.direction == "backward":
+        said.append("turned the other way")
+    return ", ".join(said)
+
+
+def words_of_norm(norm: QkNorm) -> str:
+    """Return a norm of queries and keys in words.
+
+    >>> words_of_norm(QkNorm(weight=None))
+    'queries and keys, root mean square of each head, eps 1e-06'
+    """
+    kind = "root mean square" if norm.kind == "rms" else "layer norm"
+    whose = "of each head" if norm.over == "head" else "of all heads"
+    said = ["queries and keys", f"{kind} {whose}"]
+    if not norm.before_rotary:
+        said.append("after the rotation")
+    if norm.weight == "offset":
+        said.append("times 1 + weight")
+    said.append("eps that of the dtype" if norm.eps is None else f"eps {norm.eps:g}")
+    return ", ".join(said)
+
+
+def bases_of(module: nn.Module) -> list[float]:
+    """Return the bases to try: those that the numbers and tensors of a module tell come first."""
+    found = dict[float, None]()
+    for part in module.modules():
+        for name, value in [*vars(part).items(), *part.named_buffers(recurse=False)]:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and BASE_WORDS & {*words_of(name)} and value > 1:
+                found[float(value)] = None
+            elif isinstance(value, Tensor):
+                base = _base_in(value)
+                if base is not None:
+                    found[base] = None
+    return [*found, *(base for base in BASES if base not in found)]
+
+
+def _base_in(x: Tensor) -> float | None:
+    """Return the base of frequencies, (r / 2,), or of angles of positions in complex numbers."""
+    x = x.detach().cpu()
+    if x.is_complex() and x.ndim == 2 and len(x) > 1:
+        x = x[1].angle()
+    if not x.is_floating_point() or x.ndim != 1 or len(x) < 2:
+        return None
+    first, second = float(x[0]), float(x[1])
+    if abs(first - 1) > 1e-3 or not 0 < second < 1:
+        return None
+    # f_1 = base^(-2 / r), for r / 2 frequencies
+    base = second ** -len(x)
+    if not 1 < base < 1e12:
+        return None
+    digits = 10.0 ** math.floor(math.log10(base))
+    nearest = round(base / digits * 1000) / 1000 * digits  # tables are in single precision
+    return nearest if math.isclose(base, nearest, rel_tol=1e-3) else base
+
+
+def _with_eps(candidate: Candidate, module: nn.Module) -> Candidate:
+    """Return the candidate with the eps of its norm that explains small queries and keys best."""
+    norm = candidate.formula.norm
+    if norm is None:
+        return candidate
+    errors = dict[float | None, float]()
+    for eps in _epsilons(module):
+        formula = replace(candidate.formula, norm=replace(norm, eps=eps))
+        errors[eps] = max(_error(candidate.trying(special=case), formula) for case in SMALL_HEADS)
+    best = min(errors, key=lambda eps: errors[eps])
+    return _with_formula(candidate, replace(candidate.formula, norm=replace(norm, eps=best)))
+
+
+def _epsilons(module: nn.Module) -> list[float | None]:
+    found = dict[float | None, None]()
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if isinstance(value, float) and EPS_WORDS & {*words_of(name)} and value > 0:
+                found[value] = None
+    return [*found, *(eps for eps in EPSILONS if eps not in found)]
+
+
+def _error(candidate: Candidate, formula: Formula) -> float:
+    """Return how far the outputs of a candidate are from a formula's."""
+    errors, weights = list[float](), candidate.weights
+    for output, probe in zip(outputs_of(candidate), candidate.probes, strict=False):
+        expected = formula(probe.inputs, weights, None)
+        errors.append(float((output.double() - expected).abs().max() / expected.abs().max()))
+    return max(errors, default=math.inf)
