@@ -167,10 +167,8 @@ def units_of(dtype: torch.dtype, rounding: Rounding | None = None) -> Units:
     if traits.half and rounding.mode != "nearest":
         stored = info.eps
     lost = info.tiny * stored
-    if traits.half and rounding.mode == "stochastic":
-        # Up, e = 2 u is reached, and not u / (1 + u) as to nearest: three casts in a row, the
-        # most that are counted as 3 u_s, give (1 + e)^3 = 1 + 3 u_s.
-        stored = ((1 + stored) ** 3 - 1) / 3
+    if traits.half:
+        stored = _counted_thrice(stored, rounding)
     if rounding.flushes:
         lost = info.tiny
     if not traits.half:  # a dtype that is its own accumulator rounds each number as sums do
@@ -188,6 +186,13 @@ def units_of(dtype: torch.dtype, rounding: Rounding | None = None) -> Units:
         product=product,
         limbs=limbs,
     )
+
+
+def _counted_thrice(stored: float, rounding: Rounding) -> float:
+    """Return u_s for which three casts in a row, the most that are counted, give up to 3 u_s."""
+    if rounding.mode != "stochastic":
+        return stored  # one that goes up errs by u / (1 + u): (1 + u / (1 + u))^3 <= 1 + 3 u
+    return float(((1 + stored) ** 3 - 1) / 3)
 
 
 def _product_error(rounding: Rounding) -> tuple[float, int]:

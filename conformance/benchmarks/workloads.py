@@ -11,7 +11,7 @@ import torch
 from mha.conformance.cases.case import Case
 from mha.conformance.reports.layout import counted
 from mha.conformance.sharding.gathered import runs_on_ranks_only
-from mha.spec import Implementation, Problem
+from mha.spec import Claims, Implementation, Problem
 
 SHAPES: dict[str, dict[str, Any]] = {
     "encoder": {
@@ -102,8 +102,16 @@ class Workload:
                 "it claims a scale, and the plain formula that it is compared with scales by"
                 " 1/sqrt(d_k)"
             )
+        if claims.rotary or claims.qk_norm:
+            return "it rotates or norms its heads, and the plain formula does not"
         if claims.projections and not case.projected:
             return "it is a module, and this is a workload of kernels"
+        missing = self._missing(claims)
+        return f"it does not claim {missing[0]}" if missing else ""
+
+    def _missing(self, claims: Claims) -> list[str]:
+        """Return the claims that it needs and that are not made."""
+        case = self.case
         missing = {
             "cross_attention": case.inputs != "self" and not claims.cross_attention,
             "masks": case.mask != "none" and "bool" not in claims.masks,
@@ -112,10 +120,7 @@ class Workload:
             "grouped_query": case.n_kv_heads is not None and not claims.grouped_query,
             "gradients": self.training and not claims.gradients,
         }
-        for claim, is_missing in missing.items():
-            if is_missing:
-                return f"it does not claim {claim}"
-        return ""
+        return [claim for claim, is_missing in missing.items() if is_missing]
 
     @property
     def decodes(self) -> bool:

@@ -58,6 +58,18 @@ def understand(empty: Candidate, module: nn.Module) -> Candidate:
                 found = _more_general(tried) or without_window(matching[0])
                 return with_given_rotation(found, module)
             tried += candidates
+    found = _with_more(choices, module)
+    if found:
+        return found
+    named = choices[: len(_possible_inputs(empty.signature))]  # others are not assumed
+    likely = [*chain.from_iterable(named)]
+    require_repeatable(likely)
+    require_plain(likely, module)
+    return nearest(likely)
+
+
+def _with_more(choices: Sequence[Sequence[Candidate]], module: nn.Module) -> Candidate | None:
+    """Return the first candidate that needs a mask, has sinks, or changes its heads."""
     for candidates in choices:
         matching = with_required_mask(candidates)
         if matching:
@@ -74,11 +86,7 @@ def understand(empty: Candidate, module: nn.Module) -> Candidate:
         if matching:
             _require_one_map(matching)
             return with_given_rotation(matching[0], module)
-    named = choices[: len(_possible_inputs(empty.signature))]  # others are not assumed
-    likely = [*chain.from_iterable(named)]
-    require_repeatable(likely)
-    require_plain(likely, module)
-    return nearest(likely)
+    return None
 
 
 def _choices(empty: Candidate, module: nn.Module) -> list[list[Candidate]]:
