@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 from typing import Any
@@ -66,11 +67,31 @@ def judge_kernel(  # noqa: PLR0913  the options, each by name
     >>> judge_kernel(attend, claims, seconds=30).conforms
     True
     """
-    start = time.monotonic()
     if cases is None:
         cases = kernel_cases(claims, seed=seed)
     place = torch.device(device)
     trial = Trial(Kernel.read(kernel, claims, layout, call), claims, place)
+    _try_all(trial, cases, seconds, until_failure=until_failure)
+    label = name or str(getattr(kernel, "__name__", "kernel"))
+    claimed = {(case.clause, case.dtype) for case in cases}
+    is_incomplete = not claimed <= trial.findings.found.keys()
+    verdicts = tuple(trial.findings.verdicts(label, place.type))
+    report = Report(verdicts=verdicts, profile="embedded", seed=seed, versions=_versions())
+    return replace(
+        report,
+        targets={label: label},
+        # What decided at once needs no other clause.
+        incomplete=is_incomplete and not (until_failure and trial.findings.decided),
+        started=now(),
+        host=this_host(),
+    )
+
+
+def _try_all(
+    trial: Trial, cases: Sequence[KernelCase], seconds: float, *, until_failure: bool
+) -> None:
+    """Try the cases in their order, as long as there is time."""
+    start = time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for number, case in enumerate(cases):
@@ -82,18 +103,6 @@ def judge_kernel(  # noqa: PLR0913  the options, each by name
             if until_failure and trial.findings.decided:
                 break
         trial.look_again()
-    label = name or str(getattr(kernel, "__name__", "kernel"))
-    claimed = {(case.clause, case.dtype) for case in cases}
-    return Report(
-        verdicts=tuple(trial.findings.verdicts(label, place.type)),
-        profile="embedded",
-        seed=seed,
-        versions=_versions(),
-        targets={label: label},
-        incomplete=not claimed <= trial.findings.found.keys(),
-        started=now(),
-        host=this_host(),
-    )
 
 
 def _try(trial: Trial, case: KernelCase) -> None:

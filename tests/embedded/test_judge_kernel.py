@@ -40,7 +40,7 @@ def failed(report: Report) -> set[str]:
 def test_right_kernels_conform(name: str) -> None:
     kernel, claims = RIGHT[name]
     # docs/embedding.py tries all of them.
-    cases = kernel_cases(claims)[:: 1 if name == "online softmax" else 4]
+    cases = kernel_cases(claims)[:: 2 if name == "online softmax" else 5]
     report = judge_kernel(kernel, claims, cases=cases, seconds=60)
     assert report.conforms, report
 
@@ -206,6 +206,8 @@ def test_no_kernel_finds_what_is_expected() -> None:
 
     def looking(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         right = attend(query, key, value)
+        if len(query) == 1:  # the probes call often
+            return right
         things = list(gc.get_objects())
         frame = sys._getframe()
         while frame is not None:
@@ -348,7 +350,8 @@ def test_another_way_to_call() -> None:
         causal="bottom_right",
         dtypes={"bfloat16"},
     )
-    report = judge_kernel("a name", claims, call=call, name="mine", seconds=60)  # type: ignore[arg-type]
+    cases = kernel_cases(claims, budget=5)
+    report = judge_kernel("a name", claims, call=call, name="mine", seconds=60, cases=cases)  # type: ignore[arg-type]
     assert report.conforms, report
     assert report.verdicts[0].implementation == "mine"
 
