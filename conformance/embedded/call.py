@@ -94,7 +94,7 @@ class Call:
         query, key, value = _heads(axes, inputs, heads)
         call = cls(query.detach(), key.detach(), value.detach(), options, claims or USUAL)
         call._require_shapes()
-        is_placed = options.is_causal or options.window or options.alibi
+        is_placed = options.is_causal or options.window or options.chunk or options.alibi
         if claims is None and is_placed and query.shape[2] != key.shape[2]:
             raise ValueError(
                 f"{query.shape[2]} queries and {key.shape[2]} keys: claims=Claims(causal=...) must"
@@ -111,10 +111,13 @@ class Call:
                 f"query, key and value must be (B, H, L, d_k), (B, H_kv, S, d_k) and (B, H_kv, S,"
                 f" d_v) with H a multiple of H_kv, but are {tuple(q)}, {tuple(k)} and {tuple(v)}"
             )
-        for name in ("sinks", "alibi"):
-            given = getattr(self.options, name)
-            if given is not None and len(given) != q[1]:
-                raise ValueError(f"{name} must be a number for each of {q[1]} heads")
+        sinks, slopes = self.options.sinks, self.options.alibi
+        if sinks is not None and len(sinks) != q[1]:
+            raise ValueError(f"sinks must be a number for each of {q[1]} heads")
+        if slopes is not None and torch.tensor(slopes).shape not in ((q[1],), q[:2]):
+            raise ValueError(f"alibi must be a number for each of {q[1]} heads, or of (item, head)")
+        if self.options.key_lengths is not None or self.options.query_lengths is not None:
+            raise ValueError("lengths of items are not judged here: give one item at a time")
 
     @property
     def group(self) -> int:
@@ -160,6 +163,8 @@ class Call:
         if mask is not None:
             forbidding = float("-inf") if mask.is_floating_point() else 0
             allowed = allowed & (mask != forbidding)
+        if self.options.chunk is not None:
+            allowed = allowed & self._in_chunk(rows, self.options.chunk)
         if self.options.is_causal or self.options.window is not None:
             distances = self.distances(rows)
             if self.options.is_causal:
@@ -170,6 +175,12 @@ class Call:
             if right is not None:
                 allowed = allowed & (distances <= right)
         return allowed
+
+    def _in_chunk(self, rows: Tensor, chunk: int) -> Tensor:
+        """Return which keys are in the chunk of these queries, boolean (l, S)."""
+        keys = torch.arange(self.key.shape[2], device=rows.device)
+        places = keys - self.distances(rows)
+        return places.div(chunk, rounding_mode="floor") == keys // chunk
 
     def bias(self, items: slice, heads: slice, group: slice, rows: Tensor) -> Tensor | None:
         """Return the float mask and the bias of slopes, added up, (b, h, g, l, S), or None."""
@@ -184,7 +195,9 @@ class Call:
         distances = self.distances(rows).double()
         if declared.form == "symmetric":
             distances = -distances.abs()
-        of_slopes = self._of_heads(slopes)[heads, group, None, None] * distances
+        of_item = torch.tensor(slopes, dtype=torch.float64, device=rows.device)
+        of_item = self.of_groups(of_item.expand(self.query.shape[:2]))
+        of_slopes = of_item[items, heads, group, None, None] * distances
         return of_slopes.expand(shape) if bias is None else bias + of_slopes
 
     def sinks(self, heads: slice, group: slice, rows: Tensor) -> Tensor:
@@ -308,7 +321,7 @@ def _solved(
         key=key,
         value=value,
         allowed=allowed,
-        bias=None if bias is None else bias.flatten(2, 3),
+        bias=None if bias is None else Ball.exact(bias.flatten(2, 3)),
         cap=options.softcap or None,
         caps_bias=claims.scores.softcap == "after_bias",
     )

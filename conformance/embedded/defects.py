@@ -92,6 +92,8 @@ def _of_windows(call: Call) -> Iterator[Defect]:
 def _of_masks(call: Call) -> Iterator[Defect]:
     """Yield other causal masks and masks than the call asks for."""
     options = call.options
+    if options.chunk is not None:
+        yield "the chunks were not applied", _with_options(call, chunk=None)
     if options.is_causal:
         yield "the causal mask was not applied", _with_options(call, is_causal=False)
         for number, text in ((-1, "hides the query's own key"), (1, "shows one key too many")):
@@ -117,7 +119,7 @@ def _ending(window: Bounds | None, right: int) -> Bounds:
 def _of_alignment(call: Call) -> Iterator[Defect]:
     """Yield the other alignment of causal mask, window and slopes."""
     options, claims = call.options, call.claims
-    is_placed = options.is_causal or options.window or options.alibi
+    is_placed = options.is_causal or options.window or options.chunk or options.alibi
     if not is_placed or call.query.shape[2] == call.key.shape[2]:
         return
     other: Alignment = "top_left"
@@ -177,7 +179,7 @@ def _of_options(call: Call) -> Iterator[Defect]:
     if options.alibi is not None:
         text = "the slopes of ALiBi have no effect"
         yield text, _with_options(call, alibi=None)
-        negated = tuple(-slope for slope in options.alibi)
+        negated = (-torch.tensor(options.alibi)).tolist()
         yield "the bias of ALiBi has the opposite sign", _with_options(call, alibi=negated)
 
 

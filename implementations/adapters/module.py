@@ -141,7 +141,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         require_default_forms(label, masks, inputs)
     require_weights(label, weights, has_call=call is not None)
     _require_parameters_and_layout(label, parameters, inputs.layout)
-    arguments = constructor_arguments(label, constructor) | options.get("arguments", {})
+    arguments = {**constructor_arguments(label, constructor), **options.get("arguments", {})}
     signature = None
     if call is None:
         never_crosses = claims is not None and not claims.cross_attention

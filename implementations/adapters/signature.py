@@ -326,7 +326,7 @@ def forward_of(cls: type) -> Callable[..., Any]:
 def is_called_without_forward(cls: type) -> bool:
     """Return whether a class of modules defines `__call__` in the place of `forward`."""
     has_forward = getattr(cls, "forward", None) is not nn.Module.forward
-    return not has_forward and cls.__call__ is not nn.Module.__call__  # type: ignore[operator]  # a module's
+    return not has_forward and cls.__call__ is not nn.Module.__call__
 
 
 def _is_rotation(parameter: inspect.Parameter) -> bool:

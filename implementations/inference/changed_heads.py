@@ -31,6 +31,7 @@ from mha.implementations.inference.probes import (
     scaled_weights,
 )
 from mha.spec import Config, QkNorm, Rotary, Sizes
+from mha.spec.claims import Alignment
 
 # Of known models, beside those that a module's own numbers tell.
 BASES = (10000.0, 500000.0, 1000000.0)
@@ -90,9 +91,10 @@ def with_given_rotation(candidate: Candidate, module: nn.Module) -> Candidate:
     meanings = {NEUTRAL_MEANING[name] for name in candidate.signature.tables}
     if not meanings or candidate.is_kernel or candidate.claimed("rotary"):
         return candidate
-    bases, forms = bases_of(module), [None]
+    bases: Sequence[float] = bases_of(module)
+    forms: Sequence[str | None] = [None]
     if not meanings.isdisjoint(OF_TABLES):
-        forms = [*ROTATION_LAYOUTS]
+        forms = ROTATION_LAYOUTS
     if meanings != {"places"}:
         bases = BASES[:1]
     norm = candidate.claimed("qk_norm")
@@ -188,9 +190,9 @@ def _explained(
     """Return the candidate with the change that gives its outputs, if one does."""
     projected = candidate.declared.parameters.get("w_o") is not None
     if not formulas:
+        alignments: tuple[Alignment | None, ...] = (None, "top_left")
         formulas = [
-            Formula(scale, causal, projected)
-            for causal, scale in product((None, "top_left"), SCALES)  # type: ignore[list-item]  # an alignment
+            Formula(scale, causal, projected) for causal, scale in product(alignments, SCALES)
         ]
     outputs, probes = outputs_of(candidate), candidate.probes
     if len(outputs) < len(probes):

@@ -200,8 +200,7 @@ def _is_ignored(tried: Candidate) -> bool:
 
     A flag of such a name says whether scores are scaled.
     """
-    name = tried.signature.scale
-    assert name
+    (name, *_) = tried.names_of("scale")
     if isinstance(tried.declared.forward_parameters[name].default, bool):
         return False
     for probe in tried.probes:

@@ -58,9 +58,9 @@ def understand(empty: Candidate, module: nn.Module) -> Candidate:
                 found = _more_general(tried) or without_window(matching[0])
                 return with_given_rotation(found, module)
             tried += candidates
-    found = _with_more(choices, module)
-    if found:
-        return found
+    changed = _with_more(choices, module)
+    if changed:
+        return changed
     named = choices[: len(_possible_inputs(empty.signature))]  # others are not assumed
     likely = [*chain.from_iterable(named)]
     require_repeatable(likely)
