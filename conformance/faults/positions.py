@@ -143,8 +143,10 @@ class NormOfEachHead(Normed):
 
     def on_the_way(self, heads: Tensor, role: str) -> Tensor:
         assert self.claims.rotary
-        weight = getattr(self, f"{role}_norm").view(-1, 1, heads.shape[-1])
-        scaled = normed(heads, QkNorm(weight=None), None) * weight
+        scaled = normed(heads, QkNorm(weight=None), None)
+        weight = getattr(self, f"{role}_norm", None)
+        if weight is not None:
+            scaled = scaled * weight.view(-1, 1, heads.shape[-1])
         return rotated(scaled, self.claims.rotary, self.positions(heads))
 
 

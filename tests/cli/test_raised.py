@@ -325,7 +325,9 @@ def test_receiver_may_have_any_name(name: str, inputs: str, tmp_path: Path) -> N
 
 
 def test_advice_names_no_receiver(tmp_path: Path) -> None:
-    assert "forward returns super().forward(x) - x" in refusal(tmp_path, RECEIVERS, "Residual")
+    residual = refusal(tmp_path, RECEIVERS, "Residual")
+    assert "residual=True" in residual
+    assert "me=" not in residual
     config = "types.SimpleNamespace(hidden_size=..., num_attention_heads=..., special_width=...)"
     assert "its config has no special_width" in (
         message := refusal(tmp_path, RECEIVERS, "OfAConfig")
