@@ -27,6 +27,7 @@ __all__ = [
     "MaskConvention",
     "Options",
     "Output",
+    "Packed",
     "Problem",
     "QkNorm",
     "Rotary",
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
     )
     from mha.spec.rotary import QkNorm, Rotary
     from mha.spec.rounding import Rounding
-    from mha.spec.scores import Alibi, Lse, Options, Scores, Window
+    from mha.spec.scores import Alibi, Lse, Options, Packed, Scores, Window
     from mha.spec.sharding import Sharded, positions
     from mha.spec.validation import validate_call
     from mha.spec.weights import Weights
@@ -113,7 +114,7 @@ else:
         ),
         "rotary": ("QkNorm", "Rotary"),
         "rounding": ("Rounding",),
-        "scores": ("Alibi", "Lse", "Options", "Scores", "Window"),
+        "scores": ("Alibi", "Lse", "Options", "Packed", "Scores", "Window"),
         "sharding": ("Sharded", "positions"),
         "validation": ("validate_call",),
         "weights": ("Weights",),

@@ -12,7 +12,7 @@ from mha.spec.dtypes import TRAITS
 from mha.spec.rotary import QkNorm, Rotary
 from mha.spec.rounding import Rounding
 from mha.spec.scores import Alignment as Alignment
-from mha.spec.scores import Lse, Scores
+from mha.spec.scores import Lse, Packed, Scores
 from mha.spec.sizes import Sizes as Sizes
 from mha.spec.sizes import smallest_from as smallest_from
 
@@ -78,6 +78,8 @@ class Claims:
         scores: what a call may say about the scores, such as another scale; see `Scores`.
         lengths: a call may say how many keys each item has ("keys"), and how many queries too
             ("both"), in a dense batch (clause LEN-1).
+        packed: it takes sequences that are packed one after another; see `Packed`. The layout
+            "t h d" of `from_kernel` says so.
         lse: it returns the log-sum-exp of the scores on request; see `Lse`.
         gradients: its outputs can be differentiated.
         second_gradients: so can its gradients (clause GRD-9).
@@ -142,6 +144,7 @@ class Claims:
     qk_norm: QkNorm | None = None
     scores: Scores = field(default_factory=Scores)
     lengths: Literal["keys", "both"] | None = None
+    packed: Packed | None = None
     lse: Lse | None = None
     bias: Collection[bool | str] = frozenset({True, False})
     dropout: bool | Literal["output", "both", "each"] = False
@@ -260,6 +263,8 @@ class Claims:
             raise ValueError(f"Claims.rotary must be a Rotary, or None, but is {self.rotary!r}")
         if not isinstance(self.qk_norm, QkNorm | None):
             raise ValueError(f"Claims.qk_norm must be a QkNorm, or None, but is {self.qk_norm!r}")
+        if not isinstance(self.packed, Packed | None):
+            raise ValueError(f"Claims.packed must be a Packed, or None, but is {self.packed!r}")
         if not isinstance(self.lse, Lse | None):
             raise ValueError(f"Claims.lse must be an Lse, or None, but is {self.lse!r}")
         if self.scale is not None and not (

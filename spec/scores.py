@@ -23,6 +23,9 @@ LseLayout = Literal["b h l", "b l h", "b h l 1", "(b h) l", "h t", "t h"]
 # t is the axis of all tokens, those of the first item first.
 TOKENS = {"h t": "h (b l)", "t h": "(b l) h"}
 LseDtype = Literal["float32", "input"]
+TailPolicy = Literal["refused", "zero", "undefined"]
+# What else is in a row of packed sequences, or is wrong with the offsets that say where they are.
+Packing = Literal["gaps", "tail", "late", "falling", "beyond"]
 # How many keys before and after its own place a query sees, itself not counted; None for all of
 # them.
 Bounds = tuple[int | None, int | None]
@@ -240,6 +243,30 @@ class Lse:
         return tuple(dict.fromkeys([torch.float32, torch.promote_types(dtype, torch.float32)]))
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """How a kernel takes sequences that are packed one after another (the PAK clauses).
+
+    tail: what becomes of tokens after the last offset: they are "refused", their rows are "zero",
+        or "undefined".
+    gaps: there may be tokens between one sequence and the next that are in none.
+
+    Raises ValueError for an unknown word.
+
+    >>> Packed().tail
+    'undefined'
+    """
+
+    tail: TailPolicy = "undefined"
+    gaps: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an unknown word."""
+        if self.tail not in get_args(TailPolicy):
+            words = ", ".join(map(repr, get_args(TailPolicy)))
+            raise ValueError(f"Packed.tail must be one of {words}, but is {self.tail!r}")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
     """What a call says beside its inputs: each field is an argument of `mha.spec.Attention`.
@@ -260,6 +287,8 @@ class Options:
         None for none.
     key_lengths, query_lengths: how many keys, and queries, each item has, from the first one on;
         None for all. Places count from these.
+    packing: where sequences are packed, what else is in the row, or is wrong with the offsets: see
+        `mha.implementations.adapters.packing`; None for nothing.
     alibi: a slope for each head, or for each item and head, of a bias that grows with the distance
         of a key; None for none.
 
@@ -279,6 +308,7 @@ class Options:
     chunk: int | None = None
     key_lengths: tuple[int, ...] | None = None
     query_lengths: tuple[int, ...] | None = None
+    packing: Packing | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -261,9 +261,11 @@ def make_lengths(case: Case) -> dict[str, tuple[int, ...]]:
 
     One item has all keys, and all queries; others have any number, some of them none.
     """
-    generator = torch.Generator().manual_seed(case.seed + 3)
     lengths: dict[str, tuple[int, ...]] = {}
-    for name in LENGTHS[case.lengths]:
+    for place, name in enumerate(LENGTHS[case.lengths]):
+        # In self-attention the queries are the keys.
+        stream = 3 if case.inputs == "self" else 3 + place
+        generator = torch.Generator().manual_seed(case.seed + stream)
         longest = case.S if name == "key_lengths" else case.L
         drawn = torch.randint(0, longest + 1, (case.B,), generator=generator)
         drawn[case.seed % case.B] = longest

@@ -151,6 +151,8 @@ def claimed_windows(
 
 def claimed_lengths(kinds: tuple[str, ...], claims: Claims) -> tuple[str, ...]:
     """Return the claimed kinds of lengths."""
+    if claims.packed is not None:  # each item is as long as its sequence
+        return kinds
     claimed = {None: ("none",), "keys": ("none", "keys")}.get(claims.lengths, kinds)
     return tuple(kind for kind in kinds if kind in claimed)
 

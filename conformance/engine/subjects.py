@@ -19,6 +19,7 @@ from mha.spec import (
     Claims,
     Implementation,
     Lse,
+    Packed,
     QkNorm,
     Rotary,
     Rounding,
@@ -123,6 +124,7 @@ RECORDS: dict[str, Callable[..., Any]] = {
     "lse": Lse,
     "rotary": Rotary,
     "qk_norm": QkNorm,
+    "packed": Packed,
 }
 
 

@@ -53,6 +53,7 @@ MODULES = (
     "mask_edges",
     "masks",
     "memory",
+    "packing",
     "paths",
     "positions",
     "requested_gradients",

@@ -54,11 +54,11 @@ def own_queries(problem: Problem) -> Tensor:
 
 
 def expect_own_rows(session: Session, problem: Problem, result: RecordedOutput) -> None:
-    """Expect the oracle's output in the rows of queries that are of an item."""
+    """Expect the oracle's output in the rows of an item's own queries, and zeros in others."""
     expected = session.expected(problem).output
     others = ~own_queries(problem).unsqueeze(-1).to(expected.mid.device)
-    of_own = Ball(expected.mid, expected.rad.masked_fill(others, math.inf))
-    expect_close(result.output, of_own, because=ALONE)
+    zeroed = expected.rearranged(lambda part: part.masked_fill(others, 0.0))
+    expect_close(result.output, zeroed, because=ALONE)
 
 
 @property_of(

@@ -16,7 +16,8 @@ from mha.conformance.scripts.calls import Recorder, Writer, copies_of, taken
 from mha.conformance.scripts.literals import literal, name_tensor, switched
 from mha.conformance.scripts.terms import InexpressibleError, made_code
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
-from mha.implementations.adapters.kernel import KernelAttention, KernelImplementation, function_of
+from mha.implementations.adapters.kernel import KernelAttention, KernelImplementation
+from mha.implementations.adapters.kernel_axes import function_of
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.discovery.resolve import original_of
 from mha.spec.problem import INPUTS
@@ -52,6 +53,8 @@ class KernelWriter(Writer):
             raise InexpressibleError(
                 "its adapter, and not the kernel, refuses the configuration"
             ) from None
+        if self.adapted[step.number].axes.of_tokens:
+            raise InexpressibleError("its adapter packs the items of a batch")
         lines: list[str] = []
         if not self.kernel:
             lines += self._made()

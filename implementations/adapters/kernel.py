@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -15,8 +14,8 @@ from torch.autograd.graph import increment_version
 
 from mha.implementations.adapters.calling import Call, CallByName, call_by_name, versions_of
 from mha.implementations.adapters.gradients import gradient_of
+from mha.implementations.adapters.kernel_axes import TOKENS, KernelAxes, function_of
 from mha.implementations.adapters.mask_forms import MaskFormat
-from mha.implementations.adapters.one_by_one import one_by_one
 from mha.implementations.adapters.options import (
     FIELDS_OF_MASKS,
     MaskOptions,
@@ -24,21 +23,11 @@ from mha.implementations.adapters.options import (
     require_known,
 )
 from mha.implementations.adapters.outputs import as_output
+from mha.implementations.adapters.packing import Packer
 from mha.implementations.adapters.reading import read_parameters, read_signature
-from mha.implementations.adapters.signature import (
-    Signature,
-    is_called_without_forward,
-    numbers_of_heads,
-)
 from mha.implementations.discovery.errors import ImplementationError
-from mha.spec import Claims, Config, Options, Output, Weights, validate_call
+from mha.spec import Claims, Config, Options, Output, Packed, Weights, validate_call
 
-# Layouts of heads that share an axis with the batch, or with the columns.
-MERGED_LAYOUTS = ("(b h) l d", "b l (h d)")
-# A kernel of a single head, or of the heads of one item, is called for one after another of these.
-AS_MANY = {"l d": "(b h) l d", "l h d": "b l h d"}
-# How many of query, key and value are one tensor, and the place of the first of them.
-PACKED = {"3": 0, "2": 1}
 PARAMETERS = tuple(f"{kind}_{role}" for kind in "wb" for role in "qkvo")
 
 
@@ -63,9 +52,10 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
     layout: the axes in order: b (batch), h (heads), l (length) and d (head_dim), separated by
         spaces; or "(b h) l d" or "b l (h d)", where the kernel has the heads in the batch, or
         splits them itself; or "l d" or "l h d", where it takes one head, or one item, and is called
-        for each. An axis 3, as in "b l 3 h d", says that query, key and value are one tensor, and
-        an axis 2 that key and value are. If the context has other axes, they follow: "b h l d -> b
-        l (h d)".
+        for each; or "t h d", where it takes a row of tokens, the items of the batch one after
+        another, and their offsets. An axis 3, as in "b l 3 h d", says that query, key and value are
+        one tensor, and an axis 2 that key and value are. If the context has other axes, they
+        follow: "b h l d -> b l (h d)".
     masks: the masks that it takes; by default boolean ones, True = may attend.
     contiguous: whether it is given only contiguous heads, and contiguous gradients of its context,
         since it raises for others.
@@ -105,6 +95,7 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
     if call is None:
         parameters = axes.parameters_of(read_parameters(label, function_of(kernel)))
         signature = axes.with_heads(kernel, read_signature(label, parameters, masks))
+        claims = _with_packing(label, axes, masks, claims)
         by_name = call_by_name(label, signature, claims, axes.heads, masks)
         call = replace(by_name, same_shape=axes.context == axes.heads)
     elif masks != MaskFormat(masks.convention):
@@ -113,106 +104,29 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
             " mask_numbers, mask_required, masked_number, mask_attribute, beside and"
             " causal_by_default have no effect; leave them out"
         )
+    elif axes.of_tokens:
+        raise ImplementationError(f"{label}: call=... is given a batch, but layout is {layout!r}")
     claims = replace(claims, projections=False, weight_gradients=False)
     return KernelImplementation(label, claims, kernel, layout, call, contiguous)
 
 
-def function_of(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what has the parameters of a kernel, which may be a module."""
-    if not isinstance(kernel, nn.Module):
-        return kernel
-    if is_called_without_forward(type(kernel)):
-        return kernel.__call__
-    return kernel.forward
+def _with_packing(label: str, axes: KernelAxes, masks: MaskFormat, claims: Claims) -> Claims:
+    """Return the claims of a kernel, with that of packed sequences if it takes a row of tokens.
 
-
-@dataclass(frozen=True)
-class KernelAxes:
-    """A `layout` of `from_kernel`.
-
-    heads: the axes of query, key and value.
-    context: those of the context.
-    packed: "3" or "2", if that many of the inputs are one tensor, stacked along the axis `stacked`.
-    one_by_one: whether the kernel is called for each.
-
-    >>> KernelAxes.read("Mine", "b l 3 h d -> b l (h d)")
-    KernelAxes(heads='b l h d', context='b l (h d)', packed='3', stacked=2, one_by_one=False)
+    Raises ImplementationError for claims that such a kernel, or another one, cannot have.
     """
-
-    heads: str
-    context: str
-    packed: str
-    stacked: int
-    one_by_one: bool = False
-
-    @classmethod
-    def read(cls, label: str, layout: str) -> KernelAxes:
-        """Read a layout; raises ImplementationError for an invalid one, with the label."""
-        inputs, _, context = AS_MANY.get(layout, layout).partition("->")
-        axes = inputs.split()
-        packed = ""
-        stacked = 0
-        for count in PACKED:
-            if count in axes and not packed:
-                packed, stacked = count, axes.index(count)
-        heads = " ".join(axis for axis in axes if axis != packed)
-        context = context.strip() or heads
-        if not (_is_of_heads(heads) and _is_of_heads(context)):
+    if not axes.of_tokens:
+        if claims.packed is not None:
             raise ImplementationError(
-                f"{label}: layout must name b, h, l and d once each, as 'b h l d', or be one of"
-                f" {', '.join(map(repr, (*MERGED_LAYOUTS, *AS_MANY)))}, but is {layout!r}"
+                f"{label}: claims packed, which the layout {TOKENS!r} says of a kernel"
             )
-        return cls(heads, context, packed, stacked, one_by_one=layout in AS_MANY)
-
-    @property
-    def takes_all_heads(self) -> bool:
-        """Whether the kernel takes query, key and value, each with all its heads."""
-        return not (self.packed or self.one_by_one)
-
-    def parameters_of(
-        self, parameters: Mapping[str, inspect.Parameter]
-    ) -> dict[str, inspect.Parameter]:
-        """Return the parameters of a kernel, with query, key and value for its packed inputs.
-
-        parameters: its own.
-        """
-        if not self.packed:
-            return dict(parameters)
-        # Before the packed inputs comes the query, where it is not among them.
-        options = [*parameters.values()][PACKED[self.packed] + 1 :]
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        inputs = [inspect.Parameter(name, kind) for name in ("query", "key", "value")]
-        return {parameter.name: parameter for parameter in (*inputs, *options)}
-
-    def with_heads(self, kernel: Callable[..., Any], signature: Signature) -> Signature:
-        """Return a signature with the number of heads, where the kernel splits heads.
-
-        It is given though it has a default.
-        """
-        if "(h d)" not in self.heads:
-            return signature
-        heads = numbers_of_heads(inspect.signature(function_of(kernel)).parameters)
-        return replace(signature, others=(*signature.others, *heads))
-
-    def unpacked(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of query, key and value, with all heads, that calls a kernel."""
-        if self.one_by_one:
-            return one_by_one(kernel)
-        if not self.packed:
-            return function_of(kernel)
-        place = PACKED[self.packed]
-
-        def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
-            inputs = (query, key, value)
-            return kernel(*inputs[:place], torch.stack(inputs[place:], self.stacked), **options)
-
-        return attend
-
-
-def _is_of_heads(axes: str) -> bool:
-    """Return whether these are the four axes of heads, each on its own, or in a known order."""
-    each = axes.replace("(h d)", "h d").split()
-    return sorted(each) == ["b", "d", "h", "l"] or axes in MERGED_LAYOUTS
+        return claims
+    if masks.convention or claims.lengths:
+        raise ImplementationError(
+            f"{label}: it takes a row of tokens, which has no masks, and whose lengths are offsets;"
+            " declare mask=None, and claim no lengths"
+        )
+    return replace(claims, packed=claims.packed or Packed())
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,6 +169,7 @@ class KernelAttention(nn.Module):
         super().__init__()
         self.config = config
         self.axes = KernelAxes.read(adapter.name, adapter.layout)
+        self.adapter_name = adapter.name
         self.kernel = adapter.kernel
         self.contiguous = adapter.contiguous
         self.claims = adapter.claims
@@ -278,7 +193,11 @@ class KernelAttention(nn.Module):
         versions = versions_of(heads)
         shape = heads[0].shape if self.axes.context == self.axes.heads else None
         kernel = self.kernel
-        if not self.axes.takes_all_heads:
+        if self.axes.of_tokens:
+            packer = Packer.read(self.adapter_name, function_of(kernel), self.claims)
+            kernel = packer.of(kernel, options)
+            options = options.change(key_lengths=None, query_lengths=None, packing=None)
+        elif not self.axes.takes_all_heads:
             kernel = self.axes.unpacked(kernel)
         returned = self.call(kernel, *heads, **options.arguments)
         context, weights, lse = as_output(returned, shape, lse=self.claims.lse)

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from mha.implementations.adapters.loading import ParameterPath
-from mha.spec import Alibi, Lse, QkNorm, Rotary, Rounding, Scores, Sizes, Window
+from mha.spec import Alibi, Lse, Packed, QkNorm, Rotary, Rounding, Scores, Sizes, Window
 
-Record = Alibi | Lse | QkNorm | Rotary | Rounding | Scores | Sizes | Window
+Record = Alibi | Lse | Packed | QkNorm | Rotary | Rounding | Scores | Sizes | Window
 
 
 # The code of what has no code as its text.
@@ -21,6 +21,7 @@ RECORDS = {
     "Lse": "lse",
     "QkNorm": "qk_norm",
     "Rotary": "rotary",
+    "Packed": "packed",
     "Rounding": "rounding",
     "Scores": "scores",
     "Sizes": "sizes",

@@ -12,12 +12,8 @@ from torch import nn
 
 from mha.implementations.adapters.built_options import SINKS, built_names
 from mha.implementations.adapters.construction import module_class, parameters_of
-from mha.implementations.adapters.kernel import (
-    KernelAxes,
-    KernelImplementation,
-    from_kernel,
-    function_of,
-)
+from mha.implementations.adapters.kernel import KernelImplementation, from_kernel
+from mha.implementations.adapters.kernel_axes import KernelAxes, function_of
 from mha.implementations.adapters.mask_forms import MaskedNumber, MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
 from mha.implementations.adapters.names import NEUTRAL_MEANING

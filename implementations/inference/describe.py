@@ -65,6 +65,7 @@ BEFORE_SIZES = (
     "sinks",
     "alibi",
     "items",
+    "packed",
     "lse",
     "dropout",
 )

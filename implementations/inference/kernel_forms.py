@@ -12,8 +12,9 @@ from torch import nn
 
 from mha.implementations.adapters.construction import makes_modules
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES, VARIADIC
-from mha.implementations.adapters.kernel import function_of
+from mha.implementations.adapters.kernel_axes import function_of
 from mha.implementations.adapters.names import NEUTRAL_MEANING, words_of
+from mha.implementations.adapters.packing import packing_names
 from mha.implementations.adapters.signature import input_names, required_inputs
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
@@ -76,10 +77,22 @@ def required_names(kernel: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(each.name for each in required if each.name not in NEUTRAL_MEANING)
 
 
+def takes_tokens(kernel: Callable[..., Any]) -> bool:
+    """Return whether a kernel requires offsets in a row of tokens, beside query, key and value."""
+    parameters = inspect.signature(function_of(kernel)).parameters
+    if not input_names(parameters):
+        return False
+    for meaning, name in packing_names(parameters).items():
+        is_required = parameters[name].default is inspect.Parameter.empty
+        if meaning.startswith("offsets") and is_required:
+            return True
+    return False
+
+
 def require_inputs(kernel: Callable[..., Any], label: str) -> None:
     """Raise ImplementationError for a function that cannot take query, key and value only."""
     required = required_names(kernel)
-    if required in PACKED_INPUTS:
+    if required in PACKED_INPUTS or takes_tokens(kernel):
         return
     _require_nothing_else(label, required)
     parameters = inspect.signature(function_of(kernel)).parameters.values()

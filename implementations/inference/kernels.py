@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from time import process_time
@@ -9,7 +10,13 @@ from typing import Any
 
 from torch import nn
 
-from mha.implementations.adapters.kernel import AS_MANY, MERGED_LAYOUTS
+from mha.implementations.adapters.kernel_axes import (
+    AS_MANY,
+    MERGED_LAYOUTS,
+    TOKENS,
+    function_of,
+)
+from mha.implementations.adapters.packing import packing_names
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.discovery.raised import main_one
 from mha.implementations.inference.candidate import (
@@ -27,6 +34,7 @@ from mha.implementations.inference.kernel_forms import (
     code_of,
     require_inputs,
     required_names,
+    takes_tokens,
 )
 from mha.implementations.inference.mask_search import given_a_mask
 from mha.implementations.inference.nearest_projections import outputs_of, with_formula
@@ -96,6 +104,11 @@ def _candidates(
     unread = Candidate(
         DeclaredKernel(kernel, label, parameters=dict(SUPPLIED), made=made, claims={"causal": None})
     )
+    if takes_tokens(kernel):
+        names = packing_names(inspect.signature(function_of(kernel)).parameters)
+        if "offsets" in names:  # for queries and keys alike
+            unread = unread.claiming(cross_attention=False)
+        return _of_layouts(unread, (TOKENS, f"{TOKENS} -> t (h d)"))
     packed = PACKED_INPUTS.get(required_names(kernel), "")
     if packed == "3":
         unread = unread.claiming(cross_attention=False)

@@ -23,7 +23,7 @@ def find_lengths(candidate: Candidate) -> Candidate:
     Where they have another effect, or none, they are claimed as their names say, and fail then.
     """
     names = candidate.names_of("key_lengths")
-    if not (candidate.explained and names):
+    if not (candidate.explained and names) or candidate.declared.layout.startswith("t "):
         return candidate
     names_of_queries = candidate.names_of("query_lengths")
     choices: list[Lengths] = ["both", "keys"] if names_of_queries else ["keys"]

@@ -31,6 +31,7 @@ from mha.implementations.inference.options import (
     keep_biases_that_can_be_called,
     keep_own_head_dim,
 )
+from mha.implementations.inference.packing import find_packing
 from mha.implementations.inference.products import find_products
 from mha.implementations.inference.score_options import find_scale
 from mha.implementations.inference.self_attention import find_self_attention
@@ -114,6 +115,7 @@ FINDERS = (
     Finder(ALIBI.find),
     Finder(BUILT_IN_ALIBI.find),
     Finder(find_lengths, _of_kernels),
+    Finder(find_packing, _of_kernels),
     Finder(CHUNK.find),
     Finder(find_rounding),
     Finder(find_products),

@@ -27,6 +27,7 @@ from mha.spec.clauses import (
     masks,
     masks_of_numbers,
     memory,
+    packing,
     paths,
     positions,
     scores,
@@ -83,6 +84,7 @@ CLAUSES: Mapping[str, Clause] = _by_id(
         alibi.CLAUSES,
         positions.CLAUSES,
         lengths.CLAUSES,
+        packing.CLAUSES,
         effects.CLAUSES,
         lse.CLAUSES,
         memory.CLAUSES,
@@ -157,6 +159,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "ROT": Family("Rotary positions", "Queries and keys that are rotated by their positions."),
         "QKN": Family("Norms of queries and keys", "Queries and keys that are divided by a norm."),
         "LEN": Family("Lengths", "How many keys and queries each item of a dense batch has."),
+        "PAK": Family("Packing", "Sequences that are packed one after another."),
         "EFF": Family("Effect", "What a call says changes the result."),
         "LSE": Family(
             "Log-sum-exp", "The log-sum-exp of the scores, which a call returns beside the context."

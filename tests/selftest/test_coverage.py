@@ -25,7 +25,7 @@ from mha.conformance.harness.known_bad.defect import KnownBad
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.settings import PROFILES
-from mha.spec import CLAUSES, Alibi, Claims, Implementation, Lse, Rounding, Scores, Sizes
+from mha.spec import CLAUSES, Alibi, Claims, Implementation, Lse, Packed, Rounding, Scores, Sizes
 from support import variants
 from support.effort import EVERYTHING
 from support.judging import RIGHT, expect_pass
@@ -271,6 +271,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "split_keys": (True, "LSE-2"),
     "value_width": (True, "VAL-1"),
     "lengths": (None, "LEN-1"),
+    "packed": (Packed(), "PAK-1"),
     "lse": (Lse(), "LSE-1"),
     "composes": ((), "CMP-4"),
     "extras": ((), "PTH-5"),

@@ -43,6 +43,7 @@ BASES = {
     "Rotated",
     "SequenceParallel",
     "SoftmaxOfInfinity",
+    "Varlen",
     "WeightsAndOutputDropped",
 }
 

@@ -50,8 +50,8 @@ def packed(qkv, dropout_p=0.0, softmax_scale=None, causal=False):
     return qkv
 
 
-def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k):
-    return q
+def varlen(qkv, cu_seqlens, max_seqlen):
+    return qkv
 
 
 def of_weights(x, w_q, w_k, w_v, w_o):

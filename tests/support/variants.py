@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mha.conformance.faults.base import CLAIMS, Complete, Correct
 from mha.conformance.properties.registry import Property, is_claimed
-from mha.spec import Alibi, Claims, Lse, Options, Output, Rounding, Scores, causal_mask
+from mha.spec import Alibi, Claims, Lse, Options, Output, Packed, Rounding, Scores, causal_mask
 
 
 def claims_for(prop: Property) -> Claims:
@@ -27,6 +27,8 @@ def claims_for(prop: Property) -> Claims:
             claims = replace(claims, lse=Lse(gradient=True))
         if name == "scores.alibi.built_in":
             claims = replace(claims, scores=Scores(alibi=Alibi("signed", built_in=True)))
+        if name.startswith("packed"):
+            claims = replace(claims, packed=Packed("zero", gaps=True))
         if name == "declares_softmax":
             claims = replace(claims, rounding=Rounding())
         if not is_claimed(claims, need):

@@ -120,6 +120,9 @@ ADVICE: dict[str, Advice] = {
     "places count from the lengths with padding": Advice(
         "LEN-1", "Bottom-right, the place of query i of an item is i + its keys - its queries."
     ),
+    "places count from the numbers of all tokens": Advice(
+        "PAK-1", "Bottom-right, the place of query i of a sequence is i + its keys - its queries."
+    ),
     "the lengths of the first item": Advice(
         "LEN-1", "Each item has lengths of its own: index them by the item, and not by the head."
     ),

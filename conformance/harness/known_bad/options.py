@@ -335,6 +335,8 @@ def lengths() -> Iterator[Defect]:
     yield defect("one_key_more", text, allow=_one_key_more)
     text = "places count from the lengths with padding, and not from each item's own"
     yield defect("from_the_padded", text, allow=_from_the_padded)
+    text = "places count from the numbers of all tokens, and not from each item's own"
+    yield defect("from_all_tokens", text, allow=_from_all_tokens)
     text = "the lengths of the first item are those of every item"
     yield _other_lengths("lengths_of_first_item", text, _of_first_item)
 
@@ -344,6 +346,19 @@ def _one_key_more(self: TextbookAttention, options: Options, scores: Tensor) -> 
         longer = tuple(min(own + 1, scores.shape[3]) for own in options.key_lengths)
         options = options.change(key_lengths=longer)
     return TextbookAttention.allow(self, options, scores)
+
+
+def _from_all_tokens(self: TextbookAttention, options: Options, scores: Tensor) -> Pair:
+    """Align the causal mask by the sums of all lengths."""
+    batch, _, queries, keys = scores.shape
+    lengths = options.lengths_of(batch, queries, keys) or [(queries, keys)] * batch
+    is_aligned = options.is_causal and self.alignment == "bottom_right"
+    if self.claims.packed is None or not is_aligned:
+        return TextbookAttention.allow(self, options, scores)
+    allowed, bias = TextbookAttention.allow(self, options.change(is_causal=False), scores)
+    offset = sum(own for _, own in lengths) - sum(own for own, _ in lengths)
+    places = torch.arange(queries, device=scores.device).unsqueeze(1) + offset
+    return allowed & (torch.arange(keys, device=scores.device) <= places), bias
 
 
 def _of_first_item(options: Options) -> Options:
