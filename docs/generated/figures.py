@@ -58,9 +58,9 @@ def found_faults(axes: Axes, table: Table) -> None:
 
 def growth(axes: Axes, table: Table) -> None:
     """Draw with which power of each size the time of each part grows."""
-    sizes = [row[0] for row in table[1:]]
-    for column, part in enumerate(table[0][1:], 1):
-        powers = [float(row[column]) for row in table[1:]]
+    sizes = column(table, 0)
+    for place, part in enumerate(table[0][1:], 1):
+        powers = list(map(float, column(table, place)))
         axes.plot(powers, sizes, "o", label=part.replace("`", ""), markersize=8, alpha=0.8)
     axes.invert_yaxis()
     axes.set_xlabel("power of the size that the time grows with")
@@ -69,16 +69,17 @@ def growth(axes: Axes, table: Table) -> None:
 
 def directed(axes: Axes, table: Table) -> None:
     """Draw the median and the largest T/sd of each implementation, and the threshold."""
-    names = [row[0] for row in table[1:]]
-    for column, label, shift in ((2, "NUM-7", -0.15), (5, "GRD-8", 0.15)):
-        spans = [tuple(map(float, row[column].split(","))) for row in table[1:]]
-        places = [place + shift for place in range(len(names))]
-        low, high = zip(*spans, strict=True)
-        lines = axes.hlines(places, low, high, linewidth=2, alpha=0.6)
-        color = "tab:blue" if shift < 0 else "tab:orange"
-        lines.set_color(color)
-        axes.plot(low, places, "|", color=color)
-        axes.plot(high, places, "o", color=color, label=label)
+    names = column(table, 0)
+    # Two lines for each name, one above the other.
+    for place, label, color, shift in (
+        (2, "NUM-7", "tab:blue", -0.15),
+        (5, "GRD-8", "tab:orange", 0.15),
+    ):
+        for row, cell in enumerate(column(table, place)):
+            low, high = map(float, cell.split(","))
+            axes.plot([low, high], [row + shift] * 2, color=color, alpha=0.6)
+            axes.plot(low, row + shift, "|", color=color)
+            axes.plot(high, row + shift, "o", color=color, label="" if row else label)
     axes.set_yticks(range(len(names)), names)
     axes.axvline(8, color="tab:red")
     axes.invert_yaxis()
@@ -99,6 +100,11 @@ FIGURES: Mapping[str, Figure] = {
 }
 
 
+def column(table: Table, place: int) -> list[str]:
+    """Return the cells of a column, without its heading."""
+    return [row[place] for row in table[1:]]
+
+
 def table_of(markdown: str, heading: str) -> Table:
     """Return the first table whose second column has a heading that begins so, with its heading.
 
@@ -106,8 +112,10 @@ def table_of(markdown: str, heading: str) -> Table:
     [['a', 'b'], ['1', '2']]
     """
     for block in re.split(r"\n(?!\|)", markdown):
-        lines = [line for line in block.split("\n") if line.startswith("|")]
-        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        rows = []
+        for line in block.split("\n"):
+            if line.startswith("|"):
+                rows.append([cell.strip() for cell in line.strip("|").split("|")])
         if len(rows) > 2 and rows[0][1].startswith(heading):
             return [rows[0], *rows[2:]]
     raise ValueError(f"there is no table with a column {heading!r}")
