@@ -9,7 +9,7 @@ from itertools import product
 
 from torch import Tensor
 
-from mha.implementations.adapters.kernel import function_of
+from mha.implementations.adapters.kernel_axes import function_of
 from mha.implementations.adapters.mask_forms import PaddingConvention
 from mha.implementations.adapters.named_options import may_be_mask
 from mha.implementations.adapters.names import LENGTH_NAMES, QUERY_WORDS, words_of
