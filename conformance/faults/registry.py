@@ -56,6 +56,7 @@ MODULES = (
     "packing",
     "paths",
     "positions",
+    "reported",
     "requested_gradients",
     "scores",
     "shapes",
