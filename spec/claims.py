@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, Literal, get_args
@@ -113,6 +113,10 @@ class Claims:
         split_keys: it is a `mha.spec.SplitKeys`, which merges a row from parts of its keys (clause
             LSE-2).
         memory: "linear" if its memory grows with L + S, not with L * S (clause MEM-1).
+        repeats: a second call gives the same bits, in the "forward" pass, or in "both" (clause
+            DET-1).
+        batch_invariant: the bits of an item do not depend on the rest of the batch (clause DET-2),
+            in any call, or in one with these arguments, such as {"num_splits": 1}.
         world_sizes: the numbers of ranks that it runs on, as a `mha.spec.Sharded` (the DST
             clauses); none by default.
 
@@ -163,6 +167,8 @@ class Claims:
     extras: Collection[str] = frozenset()
     world_sizes: Collection[int] = frozenset()
     memory: Literal["linear"] | None = None
+    repeats: Literal["forward", "both"] | None = None
+    batch_invariant: bool | Mapping[str, Any] | tuple[tuple[str, Any], ...] = False
     split_keys: bool = False
     retiles: bool = False
     dtypes: Collection[str] = frozenset({"float64", "float32"})
@@ -190,6 +196,10 @@ class Claims:
         for name, known in sets.items():
             self._freeze(name, known)
         self._freeze_world_sizes()
+        if not isinstance(self.batch_invariant, bool):
+            # Pairs, which can be hashed.
+            pairs = tuple(sorted(dict(self.batch_invariant).items()))
+            object.__setattr__(self, "batch_invariant", pairs)
         self._require_types()
         self._require_consistency()
         self._fit_sizes()
@@ -201,6 +211,7 @@ class Claims:
             "decodes": (False, True, "chunks"),
             "memory": (None, "linear"),
             "lengths": (None, "keys", "both"),
+            "repeats": (None, "forward", "both"),
         }
         for name, allowed in choices.items():
             value = getattr(self, name)

@@ -289,6 +289,8 @@ class Options:
         None for all. Places count from these.
     packing: where sequences are packed, what else is in the row, or is wrong with the offsets: see
         `mha.implementations.adapters.packing`; None for nothing.
+    batch_invariant: whether an item's bits must not depend on the other items; None where that is
+        not asked for.
     alibi: a slope for each head, or for each item and head, of a bias that grows with the distance
         of a key; None for none.
 
@@ -309,6 +311,7 @@ class Options:
     key_lengths: tuple[int, ...] | None = None
     query_lengths: tuple[int, ...] | None = None
     packing: Packing | None = None
+    batch_invariant: bool | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:

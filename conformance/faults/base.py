@@ -53,6 +53,7 @@ CLAIMS = Claims(
         alibi=Alibi("signed", per_item=True),
     ),
     lengths="both",
+    repeats="both",
     second_gradients=True,
     decodes="chunks",
     decodes_ragged=True,

@@ -57,6 +57,7 @@ MODULES = (
     "paths",
     "positions",
     "reported",
+    "repeats",
     "requested_gradients",
     "scores",
     "shapes",

@@ -78,6 +78,8 @@ class ScoreArguments:
                 arguments.update(self._window(value))
             elif option == "alibi" and self._has_built_in_slopes:
                 arguments.update(self._switched_slopes())
+            elif option == "batch_invariant":
+                arguments.update(self._of_invariance())
             elif option in self.names:
                 (name,) = self.names[option]
                 arguments[name] = self._value(option, name, value, query)
@@ -102,6 +104,11 @@ class ScoreArguments:
     def _has_built_in_slopes(self) -> bool:
         declared = self.claims.scores.alibi
         return declared is not None and declared.built_in
+
+    def _of_invariance(self) -> dict[str, Any]:
+        """Return what makes the bits of an item independent of others, if anything has to."""
+        declared = self.claims.batch_invariant
+        return {} if isinstance(declared, bool) else dict(declared)
 
     def _switched_slopes(self) -> dict[str, Any]:
         """Return what switches on slopes that are built in."""

@@ -30,6 +30,7 @@ from mha.spec.clauses import (
     packing,
     paths,
     positions,
+    repeats,
     scores,
     shapes,
     sharding,
@@ -85,6 +86,7 @@ CLAUSES: Mapping[str, Clause] = _by_id(
         positions.CLAUSES,
         lengths.CLAUSES,
         packing.CLAUSES,
+        repeats.CLAUSES,
         effects.CLAUSES,
         lse.CLAUSES,
         memory.CLAUSES,
@@ -160,6 +162,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "QKN": Family("Norms of queries and keys", "Queries and keys that are divided by a norm."),
         "LEN": Family("Lengths", "How many keys and queries each item of a dense batch has."),
         "PAK": Family("Packing", "Sequences that are packed one after another."),
+        "DET": Family("Bits", "Which bits do not change from call to call, and with a batch."),
         "EFF": Family("Effect", "What a call says changes the result."),
         "LSE": Family(
             "Log-sum-exp", "The log-sum-exp of the scores, which a call returns beside the context."

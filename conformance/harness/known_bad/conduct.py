@@ -28,6 +28,16 @@ class Haunted(TextbookAttention):
         return Output(output if before is None else output + (before - given), weights)
 
 
+class OwnBits(TextbookAttention):
+    """The last bits of the output are drawn anew in each call."""
+
+    def combine(self, weights: Tensor, v: Tensor, query: Tensor) -> Tensor:
+        """Move each number by up to 4 roundings."""
+        output = super().combine(weights, v, query)
+        drawn = torch.randint(-4, 5, output.shape, generator=self.generator).to(output)
+        return output * (1 + torch.finfo(output.dtype).eps * drawn)
+
+
 class Unsaved(TextbookAttention):
     """A factor is computed from the first weights, which no state_dict has, and no copy."""
 
