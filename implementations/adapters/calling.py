@@ -204,6 +204,8 @@ class CallByName:
             if self.signature.pairs:
                 shape = (sizes[2], self.head_dim // 2)
             return _no_rotation(name, query, shape)
+        if NEUTRAL_MEANING.get(name) == "zeros":
+            return torch.zeros(sizes[0], sizes[2], dtype=torch.long, device=query.device)
         values = {
             "dropout": 0.0,
             "n_heads": self.n_heads,

@@ -146,6 +146,8 @@ NEUTRAL_NAMES = {
     "sines": ("sin", "freqs_sin"),
     "rotation": ("position_embeddings", "cos_sin", "rotary_pos_emb"),
     "cache": ("kv_cache",),
+    # Of positions, whose rotation by 0 is none.
+    "zeros": ("position_ids",),
     "batch": ("batch_size", "bsz"),
     # None for none.
     "window": ("window_size", "sliding_window", "window"),

@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 from mha.implementations.discovery.errors import ImplementationError
 
-# What stands in the place of each part: a class, or a function, that makes it.
-Neutral = Mapping[str, Callable[[], Any]]
+# What stands in the place of each part: a class, or a function, that makes it; or a number.
+Neutral = Mapping[str, Callable[[], Any] | float]
 # The options of `from_module` that say what is left out.
 LEFT_OUT = {"neutral": "neutral", "residual": "residual"}
 # What functions of torch that add two tensors are called.
@@ -26,7 +26,9 @@ class LeftOut:
 
     neutral: what stands in the place of a part: {"norm": torch.nn.Identity} builds the module
         without its submodule norm. The name may also be that of a method, of a function in the file
-        of the class, or of one of `torch.nn.functional`; these then return their first argument.
+        of the class, or of one of `torch.nn.functional`; these then return their first argument. A
+        number is what a submodule returns, or what a parameter holds: {"gate": float("inf")}
+        before a sigmoid.
     residual: whether it adds its query to its output.
     """
 
@@ -50,8 +52,7 @@ class LeftOut:
             path, _, last = name.rpartition(".")
             owner = _part(module, path)
             if owner is not None and hasattr(owner, last):
-                is_module = isinstance(getattr(owner, last), nn.Module)
-                setattr(owner, last, make() if is_module else first)
+                _replace(owner, last, make)
             elif function_named(module, name):
                 functions.add(name)
             elif not hasattr(nn.functional, name):
@@ -70,6 +71,29 @@ class LeftOut:
             if not is_own and hasattr(nn.functional, name):
                 of_torch.add(name)
         return _Without(frozenset(of_torch), query if self.residual else None)
+
+
+class Constant(nn.Module):
+    """Returns a number, as a tensor of as many axes as its input."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the number."""
+        return x.new_full((1,) * x.ndim, self.number)
+
+
+def _replace(owner: nn.Module, name: str, make: Callable[[], Any] | float) -> None:
+    """Put something else in the place of a submodule, a parameter or a method."""
+    part = getattr(owner, name)
+    if isinstance(part, nn.Module):
+        setattr(owner, name, make() if callable(make) else Constant(make))
+    elif isinstance(part, Tensor) and not callable(make):
+        part.data.fill_(make)
+    else:
+        setattr(owner, name, first)
 
 
 def first(x: Any, *rest: Any, **named: Any) -> Any:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import product
 
-from torch import nn
+from torch import Tensor, nn
 
 from mha.implementations.adapters.names import names_used, words_of
 from mha.implementations.adapters.neutral import function_named
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest_projections import with_formula
-from mha.implementations.inference.projections import Unclear
+from mha.implementations.inference.projections import Unclear, not_loaded
 from mha.implementations.inference.search import with_claims
 
 # In the names of functions that normalise.
@@ -32,14 +33,44 @@ def declared_around(
     norms: its submodules that normalise.
     called: the functions of torch that it calls and that normalise.
     """
-    for residual, names in product((False, True), _parts(module, norms, called)):
-        neutral = dict.fromkeys(names, nn.Identity)
+    gates = _gates(candidates, module)
+    for residual, names, gate in product((False, True), _parts(module, norms, called), gates):
+        neutral = {**dict.fromkeys(names, nn.Identity), **gate}
         for each in candidates:
             tried = with_formula(each.declaring(neutral=neutral, residual=residual))
             if tried and tried.formula.scale == "1/sqrt(d_k)":
                 with suppress(Unclear, ImplementationError):
                     return with_claims(tried).declared.line(each.label)
     return ""
+
+
+def _gates(candidates: Sequence[Candidate], module: nn.Module) -> list[dict[str, float]]:
+    """Return the numbers that may stand for gates and scales: none first.
+
+    A gate is open where the input of its sigmoid is infinity, and a scale is none where it is 1.
+    """
+    layers = dict[str, float]()
+    for name, parameter in _unloaded(candidates, module).items():
+        owner, _, last = name.rpartition(".")
+        if parameter.ndim > 1 and last == "weight" and owner:
+            layers[owner] = math.inf
+    scales = dict.fromkeys(scales_of(candidates, module), 1.0)
+    return [{}, *filter(None, (layers, scales))]
+
+
+def scales_of(candidates: Sequence[Candidate], module: nn.Module) -> list[str]:
+    """Return the parameters that may be factors: no candidate loads them, and no layer has them."""
+    unloaded = _unloaded(candidates, module)
+    return [name for name in unloaded if name.rpartition(".")[2] not in ("weight", "bias")]
+
+
+def _unloaded(candidates: Sequence[Candidate], module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters that no candidate loads."""
+    unloaded: dict[str, Tensor] = dict(module.named_parameters())
+    for each in candidates:
+        kept = set(not_loaded(module, each.declared.parameters))
+        unloaded = {name: unloaded[name] for name in unloaded if name in kept}
+    return unloaded
 
 
 def _parts(

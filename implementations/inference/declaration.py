@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
@@ -15,7 +16,11 @@ Record = Alibi | Lse | Packed | QkNorm | Rotary | Rounding | Scores | Sizes | Wi
 
 
 # The code of what has no code as its text.
-NAMED: dict[Any, str] = {...: "...", nn.Identity: "torch.nn.Identity"}
+NAMED: dict[Any, str] = {
+    ...: "...",
+    nn.Identity: "torch.nn.Identity",
+    math.inf: 'float("inf")',
+}
 # The records that claims are made of, each with the claim that is one.
 RECORDS = {
     "Lse": "lse",
@@ -72,7 +77,7 @@ def _imports(
     imports = [f"from mha.implementations import {adapter}"]
     if constructor.startswith("partial("):
         imports.insert(0, "from functools import partial")
-    if options.get("neutral"):
+    if nn.Identity in options.get("neutral", {}).values():
         imports.insert(0, "import torch")
     if claims:
         imports.append(f"from mha.spec import {', '.join(['Claims', *_records_in(claims)])}")

@@ -89,6 +89,7 @@ GIVEN = {
     "cache": "None",
     "batch": "B",
     "window": "None",
+    "zeros": "0 for each",
     "rows": "L",
     "columns": "1",
     "tile": "16",

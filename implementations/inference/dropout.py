@@ -38,18 +38,29 @@ WORDS = {
 def find_dropout(candidate: Candidate) -> Candidate:
     """Claim the kind of dropout that the constructor takes, if outputs in training show it.
 
-    Raises Undeclarable for outputs that are random without such an argument.
+    Raises Undeclarable for outputs that are random without such an argument, unless
+    `torch.nn.functional.dropout` makes them random: that is left out.
     """
     fields = set(candidate.arguments.values())
     named = {"dropout", "output_dropout"} & fields
     if candidate.explained and (named or "config" in fields):
         candidate = _with_kind(candidate, has_both=len(named) > 1)
     if not named and "dropout" not in candidate.claims and _is_random_in_training(candidate):
+        return _without_fixed_dropout(candidate)
+    return candidate
+
+
+def _without_fixed_dropout(candidate: Candidate) -> Candidate:
+    """Return a module without its dropout of a fixed probability; raises as `find_dropout` does."""
+    neutral = {**candidate.declared.neutral, "dropout": nn.Identity}
+    tried = candidate.declaring(neutral=neutral)
+    if candidate.is_kernel or _is_random_in_training(tried):
         raise Undeclarable(
             "in training its outputs are random, as if it dropped with a fixed probability; let the"
             " constructor take that as dropout"
         )
-    return candidate
+    found = "not judged: in training it drops with a fixed probability, which is left out"
+    return tried.noting("dropout", found)
 
 
 def _seeded(seed: int, module: nn.Module) -> None:

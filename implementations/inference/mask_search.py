@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mha.implementations.adapters.kernel_axes import function_of
 from mha.implementations.adapters.mask_forms import PaddingConvention
-from mha.implementations.adapters.named_options import may_be_mask
+from mha.implementations.adapters.named_options import annotation_of, may_be_mask
 from mha.implementations.adapters.names import LENGTH_NAMES, QUERY_WORDS, words_of
 from mha.implementations.adapters.signature import forward_of
 from mha.implementations.inference.candidate import Candidate
@@ -74,7 +74,7 @@ def find_masks(candidate: Candidate) -> Candidate:
 def _with_mask_object(candidate: Candidate) -> Candidate:
     """Return the candidate with the attribute that it reads of its mask, if that is an object."""
     name, declared = candidate.signature.mask, candidate.declared
-    if name is None:
+    if name is None or "Tensor" in annotation_of(declared.forward_parameters[name]):
         return candidate
     function = declared.constructor if candidate.is_kernel else forward_of(declared.built_class)
     attribute = attribute_read(function_of(function), name)

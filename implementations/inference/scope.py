@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mha.implementations.adapters.construction import MAX_LENGTH, parameters_of
 from mha.implementations.adapters.names import names_used, words_of
 from mha.implementations.discovery.errors import ImplementationError
-from mha.implementations.inference.around import declared_around, norm_functions
+from mha.implementations.inference.around import declared_around, norm_functions, scales_of
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.functions import NORMALISING, TURNING, CalledFunctions
 from mha.implementations.inference.mask_search import given_a_mask
@@ -63,12 +63,13 @@ def require_plain(candidates: Sequence[Candidate], module: nn.Module) -> None:
     first = working[0]
     norms = [name for name in _norms(module) if _differs(first, _left_out([name]))]
     found = _found(working, module, norms)
-    functions = norm_functions(module)
-    if not (found or functions):
+    functions, scales = norm_functions(module), scales_of(working, module)
+    if not (found or functions or scales):
         return
     declaration = declared_around(working, module, norms, _normalising(first))
     if declaration and not found:
-        found = [f"it normalises what it computes ({_quoted(functions)})"]
+        does = "normalises" if functions else "scales"
+        found = [f"it {does} what it computes ({_quoted(functions or scales)})"]
     if found:
         advice = _advice(first, norms, declaration, is_residual=RESIDUAL in found)
         raise ImplementationError(f"{first.label} is out of scope: {'; '.join([*found, advice])}")

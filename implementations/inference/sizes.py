@@ -207,7 +207,9 @@ def _problem(candidate: Candidate, probe: Probe, *, explained: bool) -> str:
 
     explained: whether the formula has to.
     """
-    result = candidate.call(probe.inputs, is_causal=candidate.claimed("always_causal"))
+    # A call that is causal by default is made without a mask.
+    is_causal = candidate.claimed("always_causal") or bool(candidate.declared.causal_by_default)
+    result = candidate.call(probe.inputs, is_causal=is_causal)
     if result is None:
         return candidate.problem
     if explained:

@@ -123,6 +123,20 @@ class OfAFixedProbability(Fused):
         return F.dropout(super().forward(x), 0.1, self.training)
 
 
+class OfAFixedProbabilityByHand(Fused):
+    """It does not call a function for dropout."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        return output * (torch.rand_like(output) >= 0.1) / 0.9 if self.training else output
+
+
+def test_dropout_of_a_fixed_probability_is_left_out() -> None:
+    row = "not judged: in training it drops with a fixed probability, which is left out"
+    result = expect_read(OfAFixedProbability, row, "HED-1", "STA-2")
+    assert 'neutral={"dropout": torch.nn.Identity}' in result.declaration
+
+
 class DropsInEvaluation(Fused):
     """Wrong: it drops in evaluation as well."""
 
@@ -138,7 +152,7 @@ class DropsInEvaluation(Fused):
     ("cls", "message"),
     [
         (
-            OfAFixedProbability,
+            OfAFixedProbabilityByHand,
             "in training its outputs are random, .* let the constructor take that as dropout",
         ),
         (DropsInEvaluation, "two equal calls in evaluation return different outputs"),
