@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 from mha.implementations.adapters.names import (
     FLAGS,
+    MEMORY_WORDS,
+    NO_MEMORY_WORDS,
     NUMBERS,
     OPTION_NAMES,
     OTHER_MASKS,
@@ -15,6 +17,7 @@ from mha.implementations.adapters.names import (
     WINDOW_PAIRS,
     is_called_mask,
     is_causal_flag,
+    is_option,
     words_of,
 )
 
@@ -68,6 +71,21 @@ def first_known(known: Iterable[str], parameters: Collection[str]) -> str | None
         if name in parameters:
             return name
     return None
+
+
+def optional_memory(parameters: Mapping[str, inspect.Parameter]) -> str | None:
+    """Return the one parameter that may be a memory by the words of its name, and is left out.
+
+    >>> optional_memory(inspect.signature(lambda X, X_KV=None, kv_cache=None: X).parameters)
+    'X_KV'
+    """
+    named = []
+    for name, parameter in parameters.items():
+        words = {*words_of(name)}
+        is_other = is_option(name) or not words.isdisjoint(NO_MEMORY_WORDS)
+        if parameter.default is None and words & MEMORY_WORDS and not is_other:
+            named.append(name)
+    return named[0] if len(named) == 1 else None
 
 
 def _is_flag(parameter: inspect.Parameter) -> bool:

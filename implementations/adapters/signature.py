@@ -15,13 +15,13 @@ from mha.implementations.adapters.named_options import (
     first_known,
     is_unknown_mask,
     option_name,
+    optional_memory,
 )
 from mha.implementations.adapters.names import (
     INPUT_NAMES,
     MEMORY_NAMES,
     MEMORY_WORDS,
     NEUTRAL_MEANING,
-    NO_MEMORY_WORDS,
     NUMBERS,
     OPTION_NAMES,
     PADDING_NAMES,
@@ -215,7 +215,7 @@ def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
     None without one. Three required inputs are query, key and value, whatever their names.
     """
     inputs = required_inputs(parameters)
-    name = first_known(MEMORY_NAMES, parameters) or _optional_memory(parameters)
+    name = first_known(MEMORY_NAMES, parameters) or optional_memory(parameters)
     if name is None or not inputs or len(inputs) == 3:
         return None
     first = inputs[0]
@@ -224,21 +224,6 @@ def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
     if query_first and can_be_named:
         return name
     return None
-
-
-def _optional_memory(parameters: Mapping[str, inspect.Parameter]) -> str | None:
-    """Return the one parameter that may be a memory by the words of its name, and is left out.
-
-    >>> _optional_memory(inspect.signature(lambda X, X_KV=None, kv_cache=None: X).parameters)
-    'X_KV'
-    """
-    named = []
-    for name, parameter in parameters.items():
-        words = {*words_of(name)}
-        is_other = is_option(name) or not words.isdisjoint(NO_MEMORY_WORDS)
-        if parameter.default is None and words & MEMORY_WORDS and not is_other:
-            named.append(name)
-    return named[0] if len(named) == 1 else None
 
 
 def takes_two(parameters: Mapping[str, inspect.Parameter]) -> bool:
