@@ -59,7 +59,8 @@ def load(
         held = of_layers if entry.kind == "w" else given
         _fill(where, entry, target, held)
         _require_stored(where, target, member_at(label, module, entry.path))
-        kinds = (entry.kind,) if isinstance(target, Tensor) else ("w", "b")
+        is_layer = entry.kind == "w" and not isinstance(target, Tensor)
+        kinds = ("w", "b") if is_layer else (entry.kind,)
         for kind in kinds:
             loaded.update(entry.names(kind))
     missing = [name for name in given if name not in loaded]
