@@ -87,12 +87,46 @@ def directed(axes: Axes, table: Table) -> None:
     axes.legend(frameon=False)
 
 
+def sharpness(axes: Axes, table: Table) -> None:
+    """Draw from which change on each rule rejects: half of the problems, and all of them."""
+    names = [f"{row[0]}, {row[1]}" for row in table[1:]]
+    for place, color, shift in (
+        (2, "tab:green", -0.2),
+        (3, "tab:orange", 0.0),
+        (4, "tab:blue", 0.2),
+    ):
+        label = table[0][place].partition(":")[0]
+        for row, cell in enumerate(column(table, place)):
+            low, high = _span(cell)
+            axes.plot([low, high], [row + shift] * 2, color=color, alpha=0.6)
+            axes.plot(low, row + shift, "o", color=color, label="" if row else label)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set(
+        xscale="log", xlabel="relative change that is rejected: in half of the problems, to all"
+    )
+    axes.legend(frameon=False)
+
+
+def _span(cell: str) -> tuple[float, float]:
+    """Return the two numbers of a cell; "never" is what is off the scale.
+
+    >>> _span("3e-01, never"), _span("2e-15, 2e-13 (195)")
+    ((0.3, 100.0), (2e-15, 2e-13))
+    """
+    low, high = cell.partition(" (")[0].split(", ")
+    return float(low), 100.0 if high == "never" else float(high)
+
+
 FIGURES: Mapping[str, Figure] = {
     "bugfinding": Figure(
         "The share of the faults found against the number of cases", (8, 4.5), "1", found_faults
     ),
     "speed": Figure(
         "The power of each size with which the time of each part grows", (8, 3.2), "`sdpa`", growth
+    ),
+    "sharpness": Figure(
+        "The smallest change that each rule rejects, by dtype", (8, 5.5), "changed", sharpness
     ),
     "directed": Figure(
         "Median and largest T/sd of each implementation", (8, 7.5), "NUM-7", directed
