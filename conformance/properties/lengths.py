@@ -55,10 +55,15 @@ def own_queries(problem: Problem) -> Tensor:
 
 def expect_own_rows(session: Session, problem: Problem, result: RecordedOutput) -> None:
     """Expect the oracle's output in the rows of an item's own queries, and zeros in others."""
+    expect_close(result.output, _expected(session, problem), because=ALONE)
+
+
+def _expected(session: Session, problem: Problem) -> Ball:
+    """Return the oracle's output, with contexts of zeros in rows after the queries of an item."""
     expected = session.expected(problem).output
+    zeros = session.expected(problem, replace(session.claims, empty_row="zeros")).output
     others = ~own_queries(problem).unsqueeze(-1).to(expected.mid.device)
-    zeroed = expected.rearranged(lambda part: part.masked_fill(others, 0.0))
-    expect_close(result.output, zeroed, because=ALONE)
+    return Ball(zeros.mid.where(others, expected.mid), zeros.rad.where(others, expected.rad))
 
 
 @property_of(
@@ -112,15 +117,14 @@ def _spoilt(problem: Problem, garbage: float) -> Problem:
     number=3,
 )
 def rows_after_the_queries_are_zero(session: Session, case: Case) -> None:
-    """Rows after the queries of an item are zero, even if its other rows are not."""
+    """Contexts after the queries of an item are zero, even if its other ones are not."""
     problem = case.problem()
     assume_answered(session, problem)
-    own = own_queries(problem).unsqueeze(-1)
+    own = own_queries(problem).unsqueeze(-1).to(problem.query.device)
     assume(not bool(own.all()), "every item has all queries")
-    output = session(problem).output
-    zeros = torch.zeros(output.tensor.shape, dtype=torch.float64)
-    exact = Ball(zeros, zeros.masked_fill(own, math.inf))
-    expect_close(output, exact, because="a row after the queries of its item is zero")
+    output, expected = session(problem).output, _expected(session, problem)
+    of_others = Ball(expected.mid, expected.rad.masked_fill(own, math.inf))
+    expect_close(output, of_others, because="a context of zeros, after the queries of the item")
 
 
 @property_of(

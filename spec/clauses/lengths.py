@@ -11,7 +11,7 @@ CLAUSES: tuple[Clause, ...] = (
             "With a number of keys for each item, an item sees its first keys, so many, and what is"
             " after them has no effect, even if it is NaN. Causal mask, window, chunks and ALiBi"
             " count places from the item's own lengths, as for the item alone. With numbers of"
-            ' queries too (`Claims.lengths="both"`), rows after an item\'s queries are zero.'
+            ' queries too (`Claims.lengths="both"`), contexts after an item\'s queries are zero.'
         ),
         why=(
             "A cache has room for more than a text has tokens, and what lies there is left from"
