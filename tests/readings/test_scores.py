@@ -45,16 +45,27 @@ def required(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
 
 @pytest.mark.parametrize(
     ("kernel", "scale"),
-    [(right, "any"), (zero_is_none, "positive"), (ignores, None), (required, "any")],
+    [(right, "any"), (zero_is_none, "positive"), (required, "any")],
 )
-def test_scale_is_claimed_as_trial_runs_show(
-    kernel: Callable[..., Tensor], scale: str | None
-) -> None:
+def test_scale_is_claimed_as_trial_runs_show(kernel: Callable[..., Tensor], scale: str) -> None:
     inference = infer_kernel(kernel)
     assert inference.implementation.claims.scores.scale == scale
-    assert (f'Scores(scale="{scale}")' in inference.declaration) == (scale is not None)
-    assert ("softmax_scale" in inference.not_covered) == (kernel is ignores)
+    assert f'Scores(scale="{scale}")' in inference.declaration
     expect_conforms(inference, ["HED-1", "SCL-1"])
+
+
+def test_scale_without_an_effect_is_claimed_and_fails() -> None:
+    inference = infer_kernel(ignores)
+    assert "softmax_scale has no effect" in inference.report()
+    expect_fail(inference, "EFF-1", "scale")
+
+
+def is_flag(q: Tensor, k: Tensor, v: Tensor, scale: bool = True) -> Tensor:
+    return right(q, k, v, None if scale else 1.0)
+
+
+def test_flag_called_scale_is_no_scale() -> None:
+    assert infer_kernel(is_flag).implementation.claims.scores.scale is None
 
 
 @pytest.mark.parametrize("kernel", [zero_is_none, ignores])
