@@ -33,7 +33,7 @@ from mha.implementations.inference.declared import Declared
 from mha.implementations.inference.describe import rows_of_module
 from mha.implementations.inference.nearest_projections import EachCallRaises
 from mha.implementations.inference.probes import FEW_DTYPES
-from mha.implementations.inference.projections import Unclear, Undeclarable
+from mha.implementations.inference.projections import Asked, Unclear, Undeclarable
 from mha.implementations.inference.questions import require_convention
 from mha.implementations.inference.refusals import refusal
 from mha.implementations.inference.rows import WIDTH, Row, table
@@ -215,6 +215,8 @@ def _first_found(empty: Candidate, module: nn.Module) -> Candidate:
             return with_claims(understand(tried, module))
         except Undeclarable as error:
             raise ImplementationError(f"{empty.label} cannot be judged as it is: {error}") from None
+        except Asked as question:
+            raise ImplementationError(f"{empty.label} needs a declaration: {question}") from None
         except Unclear as unclear:
             problems.append(unclear)
     if not isinstance(problems[0], EachCallRaises):

@@ -18,6 +18,7 @@ from mha.implementations.adapters.packing import packing_names
 from mha.implementations.adapters.signature import input_names, required_inputs
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.declared import Declared, DeclaredKernel
 from mha.implementations.inference.probes import Inputs
 from mha.implementations.inference.roles import role_of
 from mha.implementations.process.pristine import as_found
@@ -69,6 +70,13 @@ def code_of(made: Callable[..., nn.Module], label: str) -> str:
     """Return the code that makes a kernel."""
     given = ", ".join(f"{name}={value}" for name, value in getattr(made, "keywords", {}).items())
     return f"{label}({given})"
+
+
+def code_of_constructor(declared: Declared) -> str:
+    """Return the code of what is judged, by its label: a class, or a kernel that may be made."""
+    if isinstance(declared, DeclaredKernel) and declared.made:
+        return code_of(declared.made, declared.label)
+    return declared.label
 
 
 def required_names(kernel: Callable[..., Any]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from mha.implementations.inference.dropout import require_repeatable
 from mha.implementations.inference.infer import Inference
 from mha.implementations.inference.kernel_forms import (
     PACKED_INPUTS,
-    code_of,
+    code_of_constructor,
     require_inputs,
     required_names,
     takes_tokens,
@@ -39,7 +39,7 @@ from mha.implementations.inference.kernel_forms import (
 from mha.implementations.inference.mask_search import given_a_mask
 from mha.implementations.inference.nearest_projections import outputs_of, with_formula
 from mha.implementations.inference.probes import FEW_DTYPES, GENERAL, Probe
-from mha.implementations.inference.projections import Unclear, Undeclarable
+from mha.implementations.inference.projections import Asked, Unclear, Undeclarable
 from mha.implementations.inference.questions import require_convention
 from mha.implementations.inference.refusals import calls_raise
 from mha.implementations.inference.search import with_claims
@@ -85,8 +85,7 @@ def infer_kernel(
             raise
         candidate = _first_found([*map(on_a_gpu, candidates)])
     declared = candidate.declared
-    assert isinstance(declared, DeclaredKernel)
-    code = code_of(declared.made, label) if declared.made else label
+    code = code_of_constructor(declared)
     require_convention(candidate, code)
     return Inference(
         implementation=declared.implementation(),
@@ -151,6 +150,8 @@ def _first_found(candidates: Sequence[Candidate]) -> Candidate:
         return _found(candidates)
     except Undeclarable as error:
         raise ImplementationError(f"{label} cannot be judged as it is: {error}") from None
+    except Asked as question:
+        raise ImplementationError(f"{label} needs a declaration: {question}") from None
     except Unclear as unclear:
         raise ImplementationError(
             f"{label} needs a declaration: {unclear}. Declare it below the function, and judge"
@@ -168,7 +169,7 @@ def _found(candidates: Sequence[Candidate]) -> Candidate:
             continue
         try:
             return with_claims(candidate)
-        except Undeclarable:
+        except (Undeclarable, Asked):
             raise
         except Unclear as unclear:
             problem, layout = problem or str(unclear), candidate.declared.layout

@@ -12,7 +12,7 @@ from torch import Tensor
 from mha.implementations.adapters.kernel_axes import function_of
 from mha.implementations.adapters.mask_forms import PaddingConvention
 from mha.implementations.adapters.named_options import annotation_of, may_be_mask
-from mha.implementations.adapters.names import LENGTH_NAMES, QUERY_WORDS, words_of
+from mha.implementations.adapters.names import LENGTH_NAMES, MEMORY_WORDS, QUERY_WORDS, words_of
 from mha.implementations.adapters.signature import forward_of
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.causal_flags import not_causal
@@ -38,7 +38,14 @@ MOST_BESIDE = 2
 
 
 class Ambiguous(Unclear):
-    """Masks that two formats explain, each in part."""
+    """Masks that two formats explain, each in part.
+
+    choices: the candidate with each of the formats.
+    """
+
+    def __init__(self, message: str, candidate: Candidate, *formats: Format) -> None:
+        super().__init__(message)
+        self.choices = [_with_format(candidate, each) for each in formats]
 
 
 def find_masks(candidate: Candidate) -> Candidate:
@@ -112,10 +119,9 @@ def _beside_others(candidate: Candidate) -> Candidate | None:
         return None
     for shapes in product(*map(_shapes_beside, others)):
         tried = candidate.declaring(beside=dict(zip(others, shapes, strict=True)))
-        with suppress(Unclear):
-            masked = _with_masks(tried)
-            if not masked.assumed:
-                return masked
+        exact = _exact_format(_formats(tried))
+        if exact:
+            return _with_format(tried, exact)
     name, left_out = candidate.signature.mask, ", ".join(others)
     raise Unclear(
         f"{name} has no effect while {left_out} is None; if both are needed, pass call=... that"
@@ -135,10 +141,12 @@ def _other_masks(candidate: Candidate) -> list[str]:
 
 
 def _shapes_beside(name: str) -> tuple[str, ...]:
-    """Return the shapes that another mask may have: by its name, it may be one of queries."""
+    """Return the shapes that another mask may have: that of queries, or, by its name, of pairs."""
     if not QUERY_WORDS.isdisjoint(words_of(name)):
         return ("b l",)
-    return ("b s", "b 1 l s", "b l s", "l s")
+    if not MEMORY_WORDS.isdisjoint(words_of(name)):
+        return ("b s",)
+    return ("b l", "b s", "b 1 l s", "l s")
 
 
 def _with_masks(candidate: Candidate) -> Candidate:
@@ -152,7 +160,8 @@ def _with_masks(candidate: Candidate) -> Candidate:
     formats = _formats(candidate)
     exact = _exact_format(formats)
     if exact:
-        return _with_format(candidate, _in_part(formats, exact) or _misread(exact) or exact)
+        part = _in_part(candidate, formats, exact)
+        return _with_format(candidate, part or _misread(exact) or exact)
     if not any(map(takes_pairs, formats)) and any(map(hides_queries, formats)):
         return replace(candidate.claiming(masks=()), hides_queries=True)
     near = nearest_format(formats)
@@ -255,12 +264,12 @@ def _shapes(candidate: Candidate) -> list[str | None]:
     return [shape for shape in SHAPES if counts == (shape is not None and "s" not in shape)]
 
 
-def _in_part(formats: Sequence[Candidate], exact: Format) -> Format | None:
+def _in_part(candidate: Candidate, formats: Sequence[Candidate], exact: Format) -> Format | None:
     """Return a format with a padding mask of its own that counts for some items only.
 
     None if the exact one has a padding mask, or no other format is such a one.
 
-    Raises Unclear for masks of each item that count for some items only, and for a padding mask
+    Raises Ambiguous for masks of each item that count for some items only, and for a padding mask
     without any effect: either may be meant.
     """
     declared = exact.candidate.declared
@@ -279,13 +288,19 @@ def _in_part(formats: Sequence[Candidate], exact: Format) -> Format | None:
         raise Ambiguous(
             f"masks that all items share count as mask_shape={declared.mask_shape!r}, but those of"
             " each item for some items only; declare which is meant,"
-            f" mask_shape={declared.mask_shape!r} or {near.candidate.declared.mask_shape!r}"
+            f" mask_shape={declared.mask_shape!r} or {near.candidate.declared.mask_shape!r}",
+            candidate,
+            exact,
+            near,
         )
     if near.ignored:
         name = declared.signature_with(padding=True).padding
         raise Ambiguous(
             f"its padding mask {name} has no effect; declare padding=None to leave it out, or"
-            " padding='drop'"
+            " padding='drop'",
+            candidate,
+            exact,
+            near,
         )
     return near
 

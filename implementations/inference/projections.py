@@ -41,6 +41,10 @@ class Undeclarable(Unclear):
     """What no declaration can say either."""
 
 
+class Asked(Unclear):
+    """What the author is asked, with the code of each answer in the message."""
+
+
 Paths = dict[str, list[ParameterPath]]
 
 

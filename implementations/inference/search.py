@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from mha.implementations.inference.alibi import ALIBI, BUILT_IN_ALIBI
@@ -11,6 +12,7 @@ from mha.implementations.inference.causal import built_not_causal, find_causal
 from mha.implementations.inference.chunks import CHUNK
 from mha.implementations.inference.dropout import find_dropout
 from mha.implementations.inference.empty_rows import find_empty_row
+from mha.implementations.inference.kernel_forms import code_of_constructor
 from mha.implementations.inference.kernel_options import (
     find_contiguous,
     find_forward_only,
@@ -20,7 +22,7 @@ from mha.implementations.inference.kernel_options import (
 )
 from mha.implementations.inference.lengths import find_lengths
 from mha.implementations.inference.lse import find_lse
-from mha.implementations.inference.mask_search import find_masks
+from mha.implementations.inference.mask_search import Ambiguous, find_masks
 from mha.implementations.inference.options import (
     find_dtypes,
     find_grouped_query,
@@ -33,6 +35,7 @@ from mha.implementations.inference.options import (
 )
 from mha.implementations.inference.packing import find_packing
 from mha.implementations.inference.products import find_products
+from mha.implementations.inference.projections import Asked, Unclear
 from mha.implementations.inference.score_options import find_scale
 from mha.implementations.inference.self_attention import find_self_attention
 from mha.implementations.inference.sinks import SINKS
@@ -88,6 +91,7 @@ class Finder(NamedTuple):
     applies: Callable[[Candidate], bool] = _always
 
 
+MASKS = Finder(find_masks)
 # Each one is tried with what those before it have found.
 FINDERS = (
     Finder(require_one_key_head, _of_kernels),
@@ -98,7 +102,7 @@ FINDERS = (
     Finder(find_own_head_dim, _of_modules),
     # Masks decide whether there are calls that a causal flag can change, and rows without a key.
     Finder(built_not_causal, _of_modules),
-    Finder(find_masks),
+    MASKS,
     Finder(find_causal),
     Finder(find_empty_row),
     Finder(find_weights),
@@ -134,9 +138,26 @@ FINDERS = (
 def with_claims(candidate: Candidate) -> Candidate:
     """Return a candidate, whose formula is known, with all its claims and rows.
 
-    Raises Unclear for what is left open.
+    Raises Unclear for what is left open; Asked, with the code of both answers, for masks that may
+    be read in two ways.
     """
-    for find, applies in FINDERS:
+    try:
+        return _with_findings(candidate, FINDERS)
+    except Ambiguous as error:
+        rest = FINDERS[FINDERS.index(MASKS) + 1 :]
+        answers = []
+        for choice in error.choices:
+            with suppress(Unclear):
+                declared = _with_findings(choice, rest).declared
+                answers.append(declared.line(code_of_constructor(declared)))
+        if len(answers) < len(error.choices):
+            raise
+        raise Asked(f"{error}. Either: {' -- or: '.join(answers)}") from None
+
+
+def _with_findings(candidate: Candidate, finders: Iterable[Finder]) -> Candidate:
+    """Return the candidate with what several finders find."""
+    for find, applies in finders:
         if applies(candidate):
             candidate = find(candidate)
     return candidate

@@ -235,6 +235,57 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"mask_shape": "b l s"},
         {**SHARED_BY_HEADS, "own_head_dim": True, "empty_row": "uniform", "dropout": True},
     ),
+    "keyword_only_length_first": (
+        "MultiHeadAttention",
+        {"w_q": "query.linear", "w_k": "key.linear", "w_v": "value.linear", "w_o": "output"},
+        {"mask_shape": "l s b", "layout": "l b d"},
+        {
+            **INTEGERS,
+            **NO_WEIGHTS,
+            **SHARED_BY_HEADS,
+            "bias": {True, "vo"},
+            "empty_row": "nan",
+            "dropout": True,
+        },
+    ),
+    "upper_case": (
+        "Attention",
+        {"w_q": "Wq", "w_k": "Wk", "w_v": "Wv", "w_o": "Wo"},
+        {"mask": "additive"},
+        {
+            **MEMORY,
+            **NO_WEIGHTS,
+            "masks": {"bool", "float"},
+            "bias": {False},
+            "empty_row": "uniform",
+        },
+    ),
+    "graph_adjacency": (
+        "GraphAttention",
+        {"w_q": "Q", "w_k": "K", "w_v": "V", "w_o": "O"},
+        {"mask_shape": "b l s"},
+        {
+            **SELF_ATTENTION,
+            **INTEGERS,
+            **NO_WEIGHTS,
+            **SHARED_BY_HEADS,
+            "bias": {True},
+            "empty_row": "uniform",
+            "dtypes": {"float64", "float32", "bfloat16"},
+        },
+    ),
+    "two_paddings": (
+        "CrossAttention",
+        {"w_q": "to_q", "w_kv": "to_kv", "w_o": "to_out"},
+        {"mask_shape": "b s"},
+        {
+            **MEMORY,
+            **NO_WEIGHTS,
+            **PADDING_ONLY,
+            "bias": {"o"},
+            "empty_row": "uniform",
+        },
+    ),
 }
 DIFFERENT = {
     "no_proj_no_scale": "scores are not scaled and there is no output projection",
@@ -278,7 +329,7 @@ def test_class_is_inferred_and_its_declaration_is_equivalent(name: str) -> None:
     result, names = inferred(name)
     for adapter in (result.implementation, names["implementation"]):
         assert adapter.parameters == projections
-        assert adapter.claims == Claims(**ALL_DTYPES, **claims)
+        assert adapter.claims == Claims(**{**ALL_DTYPES, **claims})
         assert adapter.call.masks.shape == options.get("mask_shape")
         assert adapter.call.masks.padding == options.get("padding")
         assert adapter.layout == options.get("layout", "b l d")
