@@ -17,6 +17,7 @@ from mha.implementations.formula import (
     allowed_by,
     capped,
     log_sum_exp,
+    on_the_way,
     scores_of,
     sinks_of,
     weights_of,
@@ -132,10 +133,14 @@ class Complete(Holder):
 
     scale: what the scores are multiplied by where the call does not say so; None for 1/sqrt(d_k).
     options: of the last call.
+    claims: those of the implementation.
+    does: how queries and keys are normed and rotated, if not as claimed.
     """
 
     scale: float | None = None
     options = Options()
+    claims = CLAIMS
+    does: Claims | None = None
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__()
@@ -183,7 +188,8 @@ class Complete(Holder):
 
     def on_the_way(self, heads: Tensor, role: str) -> Tensor:
         """Return queries or keys ("q", "k") as the scores get them, (B, heads, N, d_k)."""
-        return heads
+        weight = getattr(self, f"{role}_norm", None)
+        return on_the_way(heads, self.does or self.claims, weight, self.positions(heads))
 
     def split_value(self, x: Tensor) -> Tensor:
         """Split values (B, N, heads * d_v) into heads (B, heads, N, d_v)."""
@@ -261,7 +267,9 @@ class Direct:
         self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
     ) -> Complete:
         """Build the module with the weights in a dtype, on a device."""
-        return self.cls(config, weights.to(dtype, device))
+        built = self.cls(config, weights.to(dtype, device))
+        built.claims = self.claims
+        return built
 
 
 def implementation_of(cls: type[nn.Module], claims: Claims | None = None) -> Implementation:

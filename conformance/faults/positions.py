@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mha.conformance.faults.base import CALLED, Complete
 from mha.conformance.faults.fault import fault
-from mha.implementations.formula import normed, on_the_way, rotated
+from mha.implementations.formula import normed, rotated
 from mha.spec import QkNorm, Rotary, Scores
 
 RIGHT = "rotated_heads_give_the_oracles_result"
@@ -22,29 +22,10 @@ NORMED_HEADS = replace(CALLED, scores=Scores(), rotary=Rotary(), qk_norm=QkNorm(
 NORMED_WIDTH = replace(NORMED_HEADS, qk_norm=QkNorm(over="width"))
 
 
-class Rotated(Complete):
-    """Correct attention whose queries and keys are normed and rotated as a class says.
-
-    claims: those of what it does.
-    """
-
-    claims = ROTATED
-
-    def on_the_way(self, heads: Tensor, role: str) -> Tensor:
-        weight = getattr(self, f"{role}_norm", None)
-        return on_the_way(heads, self.claims, weight, self.positions(heads))
-
-
-class Normed(Rotated):
-    """Correct attention whose queries and keys are normed and rotated."""
-
-    claims = NORMED_HEADS
-
-
 @fault("ROT-1", claims=ROTATED, caught_by=RIGHT)
 @fault("ROT-1", claims=ROTATED, caught_by="a_rotation_has_an_effect")
 @fault("ROT-1", claims=ROTATED, caught_by="gradients_are_rotated_back")
-class NothingIsRotated(Rotated):
+class NothingIsRotated(Complete):
     """Queries and keys are not rotated."""
 
     def on_the_way(self, heads: Tensor, role: str) -> Tensor:
@@ -57,15 +38,15 @@ class NothingIsRotated(Rotated):
     caught_by=RIGHT,
     source="https://github.com/huggingface/transformers/issues/25199",
 )
-class InterleavedForHalves(Rotated):
+class InterleavedForHalves(Complete):
     """Neighbouring columns are rotated, although the weights are for halves."""
 
-    claims = replace(ROTATED, rotary=replace(ROTATED.rotary, pairs="interleaved"))  # type: ignore[type-var]  # it is claimed
+    does = replace(ROTATED, rotary=replace(ROTATED.rotary, pairs="interleaved"))  # type: ignore[type-var]  # it is claimed
 
 
 @fault("ROT-1", claims=ROTATED, caught_by=RIGHT)
 @fault("ROT-1", claims=ROTATED, caught_by="only_differences_of_positions_count")
-class KeysStay(Rotated):
+class KeysStay(Complete):
     """The keys are not rotated, so that scores depend on the query's position."""
 
     def on_the_way(self, heads: Tensor, role: str) -> Tensor:
@@ -73,24 +54,24 @@ class KeysStay(Rotated):
 
 
 @fault("ROT-1", claims=ROTATED, caught_by=RIGHT)
-class BaseOfAnotherModel(Rotated):
+class BaseOfAnotherModel(Complete):
     """The base is 10000, although that of the model is 500000."""
 
-    claims = replace(ROTATED, rotary=Rotary(part=0.5))
+    does = replace(ROTATED, rotary=Rotary(part=0.5))
 
 
 @fault("ROT-1", claims=ROTATED, caught_by=RIGHT)
-class AllColumnsAreRotated(Rotated):
+class AllColumnsAreRotated(Complete):
     """All columns of a head are rotated, although a half of them is to be."""
 
-    claims = replace(ROTATED, rotary=Rotary(base=500000.0))
+    does = replace(ROTATED, rotary=Rotary(base=500000.0))
 
 
 @fault("ROT-1", claims=ROTATED, caught_by=RIGHT)
-class TurnedTheOtherWay(Rotated):
+class TurnedTheOtherWay(Complete):
     """The sines have the opposite sign."""
 
-    claims = replace(ROTATED, rotary=Rotary(500000.0, part=0.5, direction="backward"))
+    does = replace(ROTATED, rotary=Rotary(500000.0, part=0.5, direction="backward"))
 
 
 @fault(
@@ -100,7 +81,7 @@ class TurnedTheOtherWay(Rotated):
     trigger="positions above 256",
     source="https://github.com/huggingface/transformers/pull/29285",
 )
-class PositionsInBfloat16(Rotated):
+class PositionsInBfloat16(Complete):
     """Positions are counted in bfloat16, in which 257 is 256."""
 
     def positions(self, x: Tensor) -> Tensor:
@@ -108,10 +89,8 @@ class PositionsInBfloat16(Rotated):
 
 
 @fault("ROT-1", claims=WITH_CACHE, caught_by="a_cache_continues_the_positions", script_shows=False)
-class PositionsRestart(Rotated):
+class PositionsRestart(Complete):
     """Each decoded token is at position 0, whatever the cache has."""
-
-    claims = WITH_CACHE
 
     def positions(self, x: Tensor) -> Tensor:
         return torch.arange(x.shape[2], device=x.device)
@@ -120,7 +99,7 @@ class PositionsRestart(Rotated):
 @fault("QKN-1", claims=NORMED_HEADS, caught_by=NORMED)
 @fault("QKN-1", claims=NORMED_HEADS, caught_by="a_norm_has_an_effect")
 @fault("QKN-1", claims=NORMED_HEADS, caught_by="gradients_have_the_norm")
-class NothingIsNormed(Normed):
+class NothingIsNormed(Complete):
     """Queries and keys are rotated, but not normed."""
 
     def on_the_way(self, heads: Tensor, role: str) -> Tensor:
@@ -129,17 +108,17 @@ class NothingIsNormed(Normed):
 
 
 @fault("QKN-1", claims=NORMED_HEADS, caught_by=NORMED, trigger="H > 1")
-class NormOverAllHeads(Normed):
+class NormOverAllHeads(Complete):
     """The norm is over all heads at once, with one weight for the columns of each."""
 
-    claims = replace(NORMED_HEADS, qk_norm=QkNorm(over="width", eps=1e-2))
+    does = replace(NORMED_HEADS, qk_norm=QkNorm(over="width", eps=1e-2))
 
 
 @fault("QKN-1", claims=NORMED_WIDTH, caught_by=NORMED, trigger="H > 1")
-class NormOfEachHead(Normed):
+class NormOfEachHead(Complete):
     """Each head is normed on its own, although the norm is over all of them."""
 
-    claims = replace(NORMED_WIDTH, qk_norm=QkNorm(weight=None))
+    does = replace(NORMED_WIDTH, qk_norm=QkNorm(weight=None))
 
     def on_the_way(self, heads: Tensor, role: str) -> Tensor:
         assert self.claims.rotary
@@ -151,35 +130,35 @@ class NormOfEachHead(Normed):
 
 
 @fault("QKN-1", claims=NORMED_HEADS, caught_by="rows_of_zeros_are_finite", trigger="rows of zeros")
-class NoEpsilon(Normed):
+class NoEpsilon(Complete):
     """A row is divided by its root mean square, without eps: 0 / 0 is NaN."""
 
-    claims = replace(NORMED_HEADS, qk_norm=QkNorm(eps=1e-300))
+    does = replace(NORMED_HEADS, qk_norm=QkNorm(eps=1e-300))
 
 
 @fault("QKN-1", claims=NORMED_HEADS, caught_by=NORMED)
-class WeightLeftOut(Normed):
+class WeightLeftOut(Complete):
     """The weights of the norm are not used."""
 
-    claims = replace(NORMED_HEADS, qk_norm=QkNorm(eps=1e-2, weight=None))
+    does = replace(NORMED_HEADS, qk_norm=QkNorm(eps=1e-2, weight=None))
 
 
 @fault("QKN-1", claims=NORMED_HEADS, caught_by=NORMED)
-class WeightPlusOne(Normed):
+class WeightPlusOne(Complete):
     """Columns are multiplied by 1 more than the weight, as in Gemma, although by the weight."""
 
-    claims = replace(NORMED_HEADS, qk_norm=QkNorm(eps=1e-2, weight="offset"))
+    does = replace(NORMED_HEADS, qk_norm=QkNorm(eps=1e-2, weight="offset"))
 
 
 @fault("QKN-1", claims=NORMED_HEADS, caught_by=NORMED)
-class NormAfterTheRotation(Normed):
+class NormAfterTheRotation(Complete):
     """Heads are rotated first, and then multiplied by the weights of columns that have moved."""
 
-    claims = replace(NORMED_HEADS, qk_norm=QkNorm(eps=1e-2, before_rotary=False))
+    does = replace(NORMED_HEADS, qk_norm=QkNorm(eps=1e-2, before_rotary=False))
 
 
 @fault("QKN-1", claims=NORMED_HEADS, caught_by=NORMED)
-class NormOfKeysOnly(Normed):
+class NormOfKeysOnly(Complete):
     """The queries are not normed."""
 
     def on_the_way(self, heads: Tensor, role: str) -> Tensor:
@@ -190,7 +169,7 @@ class NormOfKeysOnly(Normed):
 
 
 @fault("QKN-1", claims=NORMED_HEADS, caught_by=NORMED)
-class DividedByTheLength(Normed):
+class DividedByTheLength(Complete):
     """Heads are divided by their length, and not by its part of each column, 1 / sqrt(d_k)."""
 
     def on_the_way(self, heads: Tensor, role: str) -> Tensor:

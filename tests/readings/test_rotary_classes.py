@@ -171,11 +171,14 @@ class OptionalPositions(Heads):
         return self.of(x, x, hidden_states, attention_mask)
 
 
+GIVEN = "positions    rotary, half-split, by what each call is given  [tested]"
+
+
 @pytest.mark.mostly_slow(4)
 @pytest.mark.parametrize(
     ("cls", "row"),
     [
-        (Rotary, "given        position_embeddings=cosines of 1 and sines of 0  [by name]"),
+        (Rotary, GIVEN),
         (
             Rotary,
             (
@@ -194,17 +197,16 @@ class OptionalPositions(Heads):
             InFours,
             "head_dim     a multiple of 4: with 5, ValueError: there must be four parts  [tested]",
         ),
-        (OptionalRotary, "given        position_embeddings=cosines of 1 and sines of 0  [by name]"),
-        (CosinesAndSines, "given        cos=1, sin=0  [by name]"),
-        (
-            CosinesAndCache,
-            "given        cos_sin=cosines of 1 and sines of 0, kv_cache=None  [by name]",
-        ),
+        (OptionalRotary, GIVEN),
+        (CosinesAndSines, GIVEN),
+        (CosinesAndCache, GIVEN),
+        (CosinesAndCache, "given        kv_cache=None  [by name]"),
+        (Interleaved, GIVEN.replace("half-split", "interleaved")),
         (OptionalPair, "not judged   position_embeddings  [unless declared]"),
         (OptionalPositions, "not judged   position_embeddings  [unless declared]"),
     ],
 )
-def test_class_conforms_without_rotation(cls: type[nn.Module], row: str) -> None:
+def test_class_conforms_as_it_rotates(cls: type[nn.Module], row: str) -> None:
     expect_read(cls, row, "MSK-1")
 
 

@@ -25,7 +25,19 @@ from mha.conformance.harness.known_bad.defect import KnownBad
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.settings import PROFILES
-from mha.spec import CLAUSES, Alibi, Claims, Implementation, Lse, Packed, Rounding, Scores, Sizes
+from mha.spec import (
+    CLAUSES,
+    Alibi,
+    Claims,
+    Implementation,
+    Lse,
+    Packed,
+    QkNorm,
+    Rotary,
+    Rounding,
+    Scores,
+    Sizes,
+)
 from support import variants
 from support.effort import EVERYTHING
 from support.judging import RIGHT, expect_pass
@@ -189,6 +201,13 @@ REJECTED_BY = {
     "ignores_slopes": ("ALB-1", "float32"),
     "ignores_softcap": ("CAP-1", "float32"),
     "softcap_without_gradient": ("CAP-2", "float32"),
+    "ignores_rotary": ("ROT-1", "float32"),
+    "key_not_rotated": ("ROT-1", "float32"),
+    "other_pairs": ("ROT-1", "float32"),
+    "restarts": ("ROT-1", "float32"),
+    "ignores_norm": ("QKN-1", "float32"),
+    "norm_over_others": ("QKN-1", "float32"),
+    "no_eps": ("QKN-1", "float32"),
     "haunted": ("STA-3", "float32"),
     "unsaved": ("STA-4", "float32"),
     "never_empty": ("SHP-5", "float32"),
@@ -215,6 +234,13 @@ REJECTED_BY = {
 }
 
 
+# What is claimed where queries and keys are rotated or normed.
+CHANGED_HEADS: dict[str, dict[str, Any]] = {
+    "ROT-1": {"rotary": Rotary()},
+    "QKN-1": {"rotary": Rotary(), "qk_norm": QkNorm(eps=1e-2)},
+}
+
+
 @pytest.mark.parametrize(
     "claimed", [{"dropout": "output"}, {"dropout": "both", "scale": 1.0}], ids=str
 )
@@ -231,6 +257,8 @@ def test_known_bad_answer_does_not_conform(defect: str) -> None:
     claims = replace(CLAIMS, composes=(), extras=(), memory="linear", lse=Lse(gradient=True))
     if clause == "ALB-2":
         claims = replace(claims, scores=Scores(alibi=Alibi("signed", built_in=True)))
+    if clause in CHANGED_HEADS:
+        claims = replace(claims, **CHANGED_HEADS[clause])
     report = check(
         KnownBad(REJECTED[defect], claims), "quick", clauses=[clause], dtypes=[dtype], strict=True
     )
@@ -259,6 +287,8 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "own_head_dim": (True, "CFG-1"),
     "projections": (False, "HED-5"),
     "scores": (Scores(), "SCL-1"),
+    "rotary": (Rotary(), "ROT-1"),
+    "qk_norm": (QkNorm(), "QKN-1"),
     "gradients": (False, "GRD-1"),
     "second_gradients": (False, "GRD-9"),
     "weight_gradients": (False, "GRD-7"),
@@ -301,6 +331,7 @@ ROUNDING: dict[str, tuple[Any, str, str]] = {
     "exp_error": (4, "NUM-1", "float32"),
     "log_normaliser": (False, "SMX-4", "float32"),
     "softmax_in_float32": (True, "NUM-2", "float64"),
+    "heads_in_float32": (False, "NUM-2", "float64"),
     "merges": (3, "NUM-1", "float32"),
     "mode": ("toward_zero", "NUM-8", "bfloat16"),
     "partials_stored": (False, "DST-1", "bfloat16"),
@@ -340,6 +371,8 @@ def test_every_claim_changes_a_verdict(field: str) -> None:
         "decodes": {"decodes_ragged": False, "cache_edits": ()},
         "gradients": {"second_gradients": False},
         "multi_query": {"grouped_query": False},
+        "rotary": {"extras": ()},
+        "qk_norm": {"extras": ()},
     }
     consistent = needed.get(field, {})
     of_fields = {"retiles": variants.OrderOfSummation, "world_sizes": SequenceParallel}
@@ -363,6 +396,8 @@ def test_every_rounding_changes_a_verdict(field: str) -> None:
     cls, given = (
         (SequenceParallel, ON_RANKS) if field == "partials_stored" else (faults.Complete, CLAIMS)
     )
+    if field == "heads_in_float32":
+        given = replace(given, extras=(), **CHANGED_HEADS["QKN-1"])
     claims = [replace(given, rounding=Rounding(**rounding)) for rounding in ({}, {field: value})]
     profile = OF_MORE_CASES.get(field, RIGHT)
     one, other = (

@@ -12,7 +12,25 @@ from torch import Tensor
 
 from mha.conformance.faults.base import CLAIMS, Complete, Correct
 from mha.conformance.properties.registry import Property, is_claimed
-from mha.spec import Alibi, Claims, Lse, Options, Output, Packed, Rounding, Scores, causal_mask
+from mha.spec import (
+    Alibi,
+    Claims,
+    Lse,
+    Options,
+    Output,
+    Packed,
+    QkNorm,
+    Rotary,
+    Rounding,
+    Scores,
+    causal_mask,
+)
+
+# What is claimed for properties about the way from projections to scores, by their need.
+OF_HEADS: dict[str, dict[str, Any]] = {
+    "rotary": {"rotary": Rotary()},
+    "qk_norm": {"rotary": Rotary(), "qk_norm": QkNorm(eps=1e-2)},
+}
 
 
 def claims_for(prop: Property) -> Claims:
@@ -29,6 +47,8 @@ def claims_for(prop: Property) -> Claims:
             claims = replace(claims, scores=Scores(alibi=Alibi("signed", built_in=True)))
         if name.startswith("packed"):
             claims = replace(claims, packed=Packed("zero", gaps=True))
+        if need in OF_HEADS:
+            claims = replace(claims, extras=(), **OF_HEADS[name])
         if name == "declares_softmax":
             claims = replace(claims, rounding=Rounding())
         if not is_claimed(claims, need):
