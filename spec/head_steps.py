@@ -126,7 +126,9 @@ class Rotation:
 
     def exact(self, x: Tensor, *, back: bool = False) -> Tensor:
         """Return rotated numbers in float64, or numbers that are rotated back."""
-        sines = -self.sines if back else self.sines
+        sines = self.sines
+        if back:
+            sines = -sines
         return self._rotated(x, self.cosines.to(x), sines.to(x))
 
     def squares(self, x: Tensor) -> Tensor:
@@ -200,7 +202,9 @@ class Norm:
     @property
     def axes(self) -> tuple[int, ...]:
         """The axes of heads that it is over."""
-        return (-3, -1) if self.norm.over == "width" else (-1,)
+        if self.norm.over == "width":
+            return -3, -1
+        return (-1,)
 
     def mean(self, x: Tensor) -> Tensor:
         """Return the mean over the axes, which are kept."""
@@ -210,7 +214,9 @@ class Norm:
         return math.prod(x.shape[axis] for axis in self.axes)
 
     def _scale(self, x: Tensor) -> Tensor:
-        return x if self.weight is None else self.weight.to(x) * x
+        if self.weight is None:
+            return x
+        return self.weight.to(x) * x
 
     def root(self, x: Tensor) -> Tensor:
         """Return r of exact numbers."""
@@ -218,7 +224,9 @@ class Norm:
 
     def centred(self, x: Tensor) -> Tensor:
         """Return c of exact numbers."""
-        return x - self.mean(x) if self.norm.kind == "layer" else x
+        if self.norm.kind == "layer":
+            return x - self.mean(x)
+        return x
 
     def unit(self, x: Ball) -> tuple[Ball, Tensor, Tensor]:
         """Return h = c / r before it is stored, r-, and the relative error of 1 / r.
@@ -381,11 +389,12 @@ def weight_of_norm(found: Sized, step: Norm, like: Tensor, units: Units) -> Ball
     found: dy h of each number, (B, heads, length, d_k).
     """
     batch, heads, length, _ = found.size.shape
-    shared = step.norm.over == "head"
-    terms = batch * length * (heads if shared else 1)
+    axes: tuple[int, ...] = (0, 2)
+    terms = batch * length
+    if step.norm.over == "head":
+        terms, axes = terms * heads, (0, 1, 2)
     # partial sums of each item and head may be stored
     relative = units.partial_sums(terms + 2, batch * heads)
-    axes = (0, 1, 2) if shared else (0, 2)
     lost = terms * units.flush + batch * heads * units.subnormal
     rad = (found.ball.rad + relative * found.size).sum(axes) + lost
     mid = found.ball.mid.sum(axes)

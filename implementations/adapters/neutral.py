@@ -70,7 +70,10 @@ class LeftOut:
             is_own = hasattr(module, name) or function_named(module, name)
             if not is_own and hasattr(nn.functional, name):
                 of_torch.add(name)
-        return _Without(frozenset(of_torch), query if self.residual else None)
+        residual = None
+        if self.residual:
+            residual = query
+        return _Without(frozenset(of_torch), residual)
 
 
 class Constant(nn.Module):

@@ -169,7 +169,9 @@ class Packer:
         if packed.tail == "zero" and bool((context[end:] != 0).any()):
             raise ValueError("its rows after the last offset are not zero")
         if isinstance(lse, Tensor) and declared is not None:
-            of_tokens = declared.layout.split().index("t") if "t" in declared.layout else 0
+            of_tokens = 0
+            if "t" in declared.layout:
+                of_tokens = declared.layout.split().index("t")
             tokens = row.unpack(lse.movedim(of_tokens, 0), longest).flatten(0, 1)
             lse = tokens.movedim(0, of_tokens)
         return Output(row.unpack(context, longest), None, lse)
