@@ -44,6 +44,7 @@ NAVIGATION: Mapping[str, Mapping[str, str]] = {
         "How soon they are found": "bugfinding.md",
     },
     "Findings": {
+        "Bug reports on kernels": "kernel-reports.md",
         "PyTorch": "pytorch.md",
         "transformers, timm, keras": "ecosystem.md",
         "Tutorials": "tutorials.md",
