@@ -10,6 +10,7 @@ from typing import Any
 
 from mha.conformance.reports.compare import Comparison, blocks, notes, unchanged
 from mha.conformance.reports.html import page, resource
+from mha.conformance.reports.layout import counted
 from mha.conformance.reports.summary import clauses_in, findings
 from mha.conformance.reports.text import visible_name
 from mha.conformance.reports.writing import write_text
@@ -28,6 +29,8 @@ RUN_FIELDS = (
     "incomplete",
     "exit_status",
 )
+# The colour of each exit status, as a class of the CSS.
+STATES = ("pass", "fail", "waived")
 TITLE = "Multi-head attention conformance: two runs compared"
 
 
@@ -54,9 +57,13 @@ def _items(texts: Iterable[str]) -> list[str]:
 
 
 def to_html(comparison: Comparison) -> str:
-    """Return the same as a page that loads nothing else."""
+    """Return the same as a page that loads nothing else, and that begins with what decides."""
+    failures, fixed = len(findings(comparison.new_failures)), len(findings(comparison.fixed))
+    headline = f"{counted(failures, 'new failure')}, {fixed} fixed"
     return page("page.changes.html.j2").render(
         title=TITLE,
+        headline=headline,
+        state=STATES[comparison.exit_status],
         facts=_facts(comparison),
         blocks=blocks(comparison),
         unchanged=unchanged(comparison),

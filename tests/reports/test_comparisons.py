@@ -142,3 +142,11 @@ def test_comparison_hides_nothing() -> None:
     assert lines[:2] == ["seed: 0 before, 1 now", "INCOMPLETE: the second run was stopped"]
     assert "no longer judged: 1" in lines
     assert status == 2
+
+
+def test_page_of_a_comparison_begins_with_what_decides() -> None:
+    failed, passed = report(verdict("x", "MSK-8", "fail")), report(verdict("x", "MSK-8"))
+    page = CHANGES[".html"](Comparison(passed, failed))
+    assert '<div class="verdict fail"><h1>1 new failure, 0 fixed</h1></div>' in page
+    page = CHANGES[".html"](Comparison(failed, passed))
+    assert '<div class="verdict pass"><h1>0 new failures, 1 fixed</h1></div>' in page
