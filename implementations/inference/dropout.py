@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -15,6 +15,7 @@ from mha.implementations.inference.empty_rows import projected
 from mha.implementations.inference.nearest_projections import agree, is_output
 from mha.implementations.inference.probes import CONFIG, heads_of, is_close, tolerance_of
 from mha.implementations.inference.projections import Undeclarable
+from mha.spec import Output
 
 # Kinds of dropout, the most general first.
 KINDS = ("both", True, "output")
@@ -127,7 +128,12 @@ def _is_random(candidate: Candidate, *, training: bool) -> bool:
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed if candidate.is_kernel else 0)
             results.append(candidate.call_plainly(inputs, training=training, **options))
-    return None not in results and not agree(*results)
+    return _are_outputs(results) and not agree(*results)
+
+
+def _are_outputs(results: Sequence[Output | None]) -> bool:
+    """Return whether calls returned tensors."""
+    return all(result is not None and isinstance(result.output, Tensor) for result in results)
 
 
 def dropped(tried: Candidate) -> bool | str | None:

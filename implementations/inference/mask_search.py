@@ -73,7 +73,8 @@ def find_masks(candidate: Candidate) -> Candidate:
     if candidate.signature.guesses_mask:
         return candidate.claiming(masks=())
     if masked:
-        return _beside_others(candidate) or masked
+        _require_no_other_mask(candidate)
+        return masked
     assert problem
     raise problem
 
@@ -108,12 +109,7 @@ def _other_readings(candidate: Candidate, *, takes_no_mask: bool) -> Iterator[Ca
 
 
 def _beside_others(candidate: Candidate) -> Candidate | None:
-    """Return the candidate with masks that have an effect only if others are given with them.
-
-    None if no other argument may be a mask.
-
-    Raises Unclear if such arguments explain nothing: then they may be what masks lack.
-    """
+    """Return the candidate with masks that act only if others are given with them, if these do."""
     others = _other_masks(candidate)
     if not others:
         return None
@@ -122,11 +118,17 @@ def _beside_others(candidate: Candidate) -> Candidate | None:
         exact = _exact_format(_formats(tried))
         if exact:
             return _with_format(tried, exact)
-    name, left_out = candidate.signature.mask, ", ".join(others)
-    raise Unclear(
-        f"{name} has no effect while {left_out} is None; if both are needed, pass call=... that"
-        f" gives both, or mask=None to judge it without masks"
-    )
+    return None
+
+
+def _require_no_other_mask(candidate: Candidate) -> None:
+    """Raise Unclear for masks without effect beside others that are None: both may be needed."""
+    others = ", ".join(_other_masks(candidate))
+    if others:
+        raise Unclear(
+            f"{candidate.signature.mask} has no effect while {others} is None; if both are needed,"
+            " pass call=... that gives both, or mask=None to judge it without masks"
+        )
 
 
 def _other_masks(candidate: Candidate) -> list[str]:
@@ -162,6 +164,9 @@ def _with_masks(candidate: Candidate) -> Candidate:
     if exact:
         part = _in_part(candidate, formats, exact)
         return _with_format(candidate, part or _misread(exact) or exact)
+    beside = _beside_others(candidate)
+    if beside:
+        return beside
     if not any(map(takes_pairs, formats)) and any(map(hides_queries, formats)):
         return replace(candidate.claiming(masks=()), hides_queries=True)
     near = nearest_format(formats)
