@@ -1,0 +1,184 @@
+"""Norms and rotations of queries and keys: the oracle beside a formula of its own, and bounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mha.spec import Claims, Config, Problem, QkNorm, Rotary, Sizes, Weights, gradients, oracle
+from support.effort import tried
+
+HALVES, NEIGHBOURS = Rotary(), Rotary(500000.0, "interleaved", part=0.5)
+CHANGES: list[dict[str, Any]] = [
+    {"rotary": HALVES},
+    {"rotary": NEIGHBOURS},
+    {"rotary": replace(HALVES, direction="backward"), "qk_norm": QkNorm(weight=None)},
+    {"qk_norm": QkNorm("layer", eps=1e-5)},
+    {"qk_norm": QkNorm("layer", "width", weight="offset"), "rotary": NEIGHBOURS},
+    {"qk_norm": QkNorm("rms", "width"), "rotary": HALVES},
+    {"qk_norm": QkNorm("rms", before_rotary=False), "rotary": HALVES},
+]
+DTYPES = {"float64": 1e-5, "float32": 1.0, "bfloat16": 1.0}
+
+
+def by_position(x: Tensor, rotary: Rotary) -> Tensor:
+    """Rotate (B, heads, L, d_k) by loops over positions and pairs."""
+    turned, width = x.clone(), rotary.width(x.shape[-1])
+    for position, pair in product(range(x.shape[2]), range(width // 2)):
+        angle = position * rotary.base ** (-2 * pair / width)
+        if rotary.direction == "backward":
+            angle = -angle
+        one, other = pair, pair + width // 2
+        if rotary.pairs == "interleaved":
+            one, other = 2 * pair, 2 * pair + 1
+        cos, sin = math.cos(angle), math.sin(angle)
+        a, b = x[:, :, position, one], x[:, :, position, other]
+        turned[:, :, position, one] = a * cos - b * sin
+        turned[:, :, position, other] = b * cos + a * sin
+    return turned
+
+
+def divided(x: Tensor, norm: QkNorm, weight: Tensor | None) -> Tensor:
+    """Norm (B, heads, L, d_k) by functions of torch."""
+    batch, heads, length, width = x.shape
+    if norm.over == "width":
+        x = x.transpose(1, 2).flatten(2)
+    scale = weight
+    if weight is not None and norm.weight == "offset":
+        scale = 1 + weight
+    if norm.kind == "rms":
+        x = F.rms_norm(x, x.shape[-1:], scale, norm.eps_for(x.dtype))
+    else:
+        x = F.layer_norm(x, x.shape[-1:], scale, None, norm.eps_for(x.dtype))
+    if norm.over == "head":
+        return x
+    return x.view(batch, length, heads, width).transpose(1, 2)
+
+
+def attention(problem: Problem, claims: Claims) -> Tensor:
+    """Return the output by a formula that shares nothing with the oracle."""
+
+    def heads(x: Tensor, role: str) -> Tensor:
+        split = F.linear(x, *problem.weights.of(role)).unflatten(-1, (-1, problem.config.head_dim))
+        x = split.transpose(1, 2)
+        weight = getattr(problem.weights, f"{role}_norm", None)
+        norm, rotary = (claims.qk_norm, claims.rotary) if role != "v" else (None, None)
+        if norm and norm.before_rotary:
+            x = divided(x, norm, weight)
+        if rotary:
+            x = by_position(x, rotary)
+        if norm and not norm.before_rotary:
+            x = divided(x, norm, weight)
+        return x.repeat_interleave(problem.config.n_heads // x.shape[1], 1)
+
+    q, k, v = heads(problem.query, "q"), heads(problem.key, "k"), heads(problem.value, "v")
+    weights = (q @ k.mT * problem.config.head_dim**-0.5).softmax(-1)
+    return F.linear((weights @ v).transpose(1, 2).flatten(2), *problem.weights.of("o"))
+
+
+def leaves_of(claims: Claims, dtype: torch.dtype) -> tuple[Problem, dict[str, Tensor]]:
+    """Return a problem of two items, and all its tensors, which require a gradient."""
+    config = Config(24, 3, n_kv_heads=1, norm_weights=claims.norm_weights)
+    generator = torch.Generator().manual_seed(1)
+    named = {
+        name: torch.randn(2, length, 24, generator=generator).to(dtype)
+        for name, length in (("query", 5), ("key", 7), ("value", 7))
+    }
+    named |= {name: x.to(dtype) for name, x in Weights.random(config, 2, torch.float64).named()}
+    for x in named.values():
+        x.requires_grad_()
+    inputs = {name: named[name] for name in ("query", "key", "value")}
+    weights = {name: x for name, x in named.items() if name not in inputs}
+    return Problem(config, Weights(**weights), **inputs), named
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_output_and_gradients_are_within_the_bound(dtype: str, changes: dict[str, Any]) -> None:
+    claims = Claims(grouped_query=True, **changes)
+    problem, named = leaves_of(claims, getattr(torch, dtype))
+    output, expected = attention(problem, claims), oracle(problem, claims)
+    upstream = torch.ones_like(output)
+    output.backward(upstream)
+    balls = gradients(problem, claims, upstream) | {"output": expected.output}
+    found = {name: x.grad for name, x in named.items()} | {"output": output.detach()}
+    assert set(balls) == set(found)
+    for name, ball in balls.items():
+        error = (found[name].double() - ball.mid).abs()  # type: ignore[union-attr]  # each has one
+        # In float64, steps may be in float32, but are not here.
+        assert bool((error <= DTYPES[dtype] * ball.rad + 1e-12).all()), name
+
+
+def test_bound_rejects_small_changes_in_single_precision() -> None:
+    claims = Claims(rotary=HALVES, qk_norm=QkNorm())
+    problem, _ = leaves_of(replace(claims, grouped_query=True), torch.float32)
+    right = oracle(problem, claims).output
+    for other in (
+        replace(claims, rotary=replace(HALVES, base=11000.0)),
+        replace(claims, qk_norm=QkNorm(eps=1e-2)),
+    ):
+        wrong = oracle(problem, other).output
+        assert bool(((wrong.mid - right.mid).abs() > 2 * right.rad).any())
+
+
+def test_places_are_those_of_a_longer_problem() -> None:
+    claims = Claims(rotary=HALVES, causal=None)
+    problem, _ = leaves_of(claims, torch.float64)
+    rows = torch.tensor([1, 4])
+    some = problem.change(query=problem.query[:, rows], places=rows)
+    whole = oracle(problem, claims).output.mid[:, rows]
+    torch.testing.assert_close(oracle(some, claims).output.mid, whole)
+
+
+@pytest.mark.parametrize(
+    ("claims", "message"),
+    [
+        ({"rotary": HALVES, "projections": False}, "rotary comes after projections"),
+        ({"qk_norm": QkNorm(), "extras": {"zero_key"}}, "which have no position"),
+        ({"rotary": True}, "must be a Rotary"),
+    ],
+)
+def test_claims_that_contradict_each_other_are_refused(claims: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Claims(**claims)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Rotary(base=1.0), "above 1"),
+        (lambda: Rotary(part=0.0), "above 0"),
+        (lambda: Rotary(pairs="thirds"), "must be one of 'half', 'interleaved'"),  # type: ignore[arg-type]  # it is refused
+        (lambda: QkNorm(eps=0.0), "must be positive"),
+        (lambda: QkNorm(weight="bias"), "one of 'scale', 'offset' or None"),  # type: ignore[arg-type]  # it is refused
+    ],
+)
+def test_words_and_numbers_out_of_range_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_widths_have_whole_pairs_of_columns() -> None:
+    assert Claims(rotary=Rotary(part=0.25)).sizes.head_dim_multiple == 8
+    claimed = Claims(rotary=HALVES, sizes=Sizes(head_dim_multiple=3))
+    assert claimed.sizes.head_dim_multiple == 6
+
+
+@pytest.mark.skipif(tried(0, 1) == 0, reason="`make lattice` tries more problems")
+@pytest.mark.parametrize("seed", range(20))
+def test_bound_covers_large_and_small_numbers(seed: int) -> None:
+    for changes, factor in product(CHANGES, (1e-3, 1.0, 30.0)):
+        claims = Claims(grouped_query=True, **changes)
+        problem, _ = leaves_of(claims, torch.float32)
+        generator = torch.Generator().manual_seed(seed)
+        query = factor * torch.randn(problem.query.shape, generator=generator)
+        problem = problem.change(query=query)
+        output, expected = attention(problem, claims).detach(), oracle(problem, claims).output
+        assert bool(((output.double() - expected.mid).abs() <= expected.rad).all())
