@@ -14,6 +14,7 @@ NAVIGATION: Mapping[str, Mapping[str, str]] = {
         "Judge a kernel": "how-to/kernel.md",
         "Judge a library": "how-to/plugin.md",
         "Judge in CI": "how-to/ci.md",
+        "Judge inside a program": "embedding.md",
         "Judge on a GPU": "gpu.md",
         "Accept a known failure": "how-to/waivers.md",
         "Write and compare reports": "how-to/reports.md",
