@@ -95,6 +95,7 @@ def to_html(
         passing=passing,
         classes=CLASSES,
         legend=legend(signs),
+        clause_pages=clause_pages,
         causes=causes(report, by_name),
         margins=list(_margins(by_name)),
         unclaimed=_unclaimed(by_name),
