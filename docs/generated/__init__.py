@@ -30,7 +30,8 @@ PARTS: Mapping[str, Made] = {
     "levels": levels.tables,
     "report": api.report_parts,
 }
-MARKER = re.compile(r"<!-- (?P<kind>made|figure): (?P<name>\w+) -->")
+# A marker, with what stands there for those who read the file itself.
+MARKER = re.compile(r"<!-- (?P<kind>made|figure): (?P<name>\w+) -->(\n\*On the site .*?\*$)?", re.M)
 REPORT = "report.html"
 
 
