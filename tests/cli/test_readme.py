@@ -48,8 +48,7 @@ def test_example_is_inferred_and_fails_as_shown(
             assert line in summary.splitlines()
 
 
-def test_number_of_faults_is_that_of_the_gallery() -> None:
-    classes = {fault.cls for fault in FAULTS}
-    assert f"has {len(classes)} faulty implementations" in (ROOT / "README.md").read_text(
-        encoding="utf-8"
-    )
+def test_number_of_faults_is_that_of_the_gallery_in_hundreds() -> None:
+    hundreds = len({fault.cls for fault in FAULTS}) // 100 * 100
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"has more than {hundreds} faulty implementations" in readme
