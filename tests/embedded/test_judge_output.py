@@ -371,6 +371,17 @@ def test_a_small_defect_within_the_bound_is_found_in_half_precision() -> None:
     assert judge_output(inputs, output, directed=False).ok
 
 
+@pytest.mark.parametrize("name", ["sinks", "alibi"])
+def test_a_small_defect_of_sinks_and_slopes_is_found_in_half_precision(name: str) -> None:
+    inputs = inputs_of(torch.bfloat16, d=32, L=40, S=700)
+    asked = {"sinks": {"sinks": (5.0, 4.0, 6.0, 5.0)}, "alibi": {"alibi": (2.0**-9,) * 4}}[name]
+    right, _ = right_of(inputs, asked, BOTTOM_RIGHT)
+    assert judge_output(inputs, right, asked, claims=BOTTOM_RIGHT).ok
+    wrong, _ = right_of(inputs, {}, BOTTOM_RIGHT)
+    verdict = judge_output(inputs, wrong, asked, claims=BOTTOM_RIGHT)
+    assert "the context is as if" in verdict.directed, verdict.text
+
+
 def test_contexts_of_symmetric_slopes() -> None:
     inputs, options = inputs_of(), {"alibi": SLOPES}
     claims = replace(TOP_LEFT, scores=replace(USUAL.scores, alibi=Alibi("symmetric")))
