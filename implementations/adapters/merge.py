@@ -167,8 +167,11 @@ class MergeAttention(Holder):
         for size in sizes:
             part = slice(start, start + size)
             own, allowed_own = scores[..., part], allowed[..., part]
+            # Values that no query sees may be NaN, and are not the merge's.
+            hidden = ~allowed_own.any(2).unsqueeze(-1)
+            own_value = value[:, :, part].masked_fill(hidden, 0.0)
             # Of no key at all, the context is zeros and the log-sum-exp -infinity.
-            context = weights_of(own, allowed_own) @ value[:, :, part]
+            context = weights_of(own, allowed_own) @ own_value
             parts.append((context.to(dtype), self._declared(log_sum_exp(own, allowed_own), dtype)))
             start += size
         return parts

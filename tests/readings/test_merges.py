@@ -14,7 +14,7 @@ from mha.implementations import ImplementationError, from_merge
 from mha.spec import Claims, Config, Lse, Weights
 from support.judging import expect_fail, expect_pass
 
-CLAUSES = ["HED-1", "MSK-8", "LSE-1", "LSE-2"]
+CLAUSES = ["HED-1", "MSK-8", "MSK-10", "LSE-1", "LSE-2"]
 
 
 def merged(base: str, sign: float = -1.0) -> Callable[..., Any]:
