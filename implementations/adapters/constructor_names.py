@@ -143,9 +143,8 @@ def fields_of(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
         if words_of(name)[-1:] in ([word] for word in EPS_WORDS):
             fields[name] = "eps"
     # Beside another width, a size is of something else.
-    for name in ("size", "width"):
-        if name in ordinary and "d_model" not in fields.values():
-            fields[name] = "d_model"
+    if "size" in ordinary and "d_model" not in fields.values():
+        fields["size"] = "d_model"
     return fields | _of_inputs_or_heads(parameters)
 
 

@@ -120,7 +120,14 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "MultiHeadAttention",
         {"w_q": "query.linear", "w_k": "key.linear", "w_v": "value.linear", "w_o": "output"},
         {"mask_shape": "l s b", "layout": "l b d"},
-        {**INTEGERS, **SHARED_BY_HEADS, **NO_WEIGHTS, "empty_row": "nan", "dropout": True},
+        {
+            **INTEGERS,
+            **SHARED_BY_HEADS,
+            **NO_WEIGHTS,
+            "bias": {True, "vo"},
+            "empty_row": "nan",
+            "dropout": True,
+        },
     ),
     "channels_first": (
         "ConvAttention",
@@ -234,19 +241,6 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"w_q": "query_dense", "w_k": "key_dense", "w_v": "value_dense", "w_o": "output_dense"},
         {"mask_shape": "b l s"},
         {**SHARED_BY_HEADS, "own_head_dim": True, "empty_row": "uniform", "dropout": True},
-    ),
-    "keyword_only_length_first": (
-        "MultiHeadAttention",
-        {"w_q": "query.linear", "w_k": "key.linear", "w_v": "value.linear", "w_o": "output"},
-        {"mask_shape": "l s b", "layout": "l b d"},
-        {
-            **INTEGERS,
-            **NO_WEIGHTS,
-            **SHARED_BY_HEADS,
-            "bias": {True, "vo"},
-            "empty_row": "nan",
-            "dropout": True,
-        },
     ),
     "upper_case": (
         "Attention",
