@@ -49,9 +49,8 @@ class LeftOut:
         """
         functions = set[str]()
         for name, make in self.neutral.items():
-            path, _, last = name.rpartition(".")
-            owner = _part(module, path)
-            if owner is not None and hasattr(owner, last):
+            owner, last = _owner_of(module, name)
+            if owner is not None:
                 _replace(owner, last, make)
             elif function_named(module, name):
                 functions.add(name)
@@ -67,7 +66,8 @@ class LeftOut:
         """Return a context in which calls leave out functions of torch, and a residual."""
         of_torch = set[str]()
         for name in self.neutral:
-            is_own = hasattr(module, name) or function_named(module, name)
+            owner, _ = _owner_of(module, name)
+            is_own = owner is not None or function_named(module, name)
             if not is_own and hasattr(nn.functional, name):
                 of_torch.add(name)
         residual = None
@@ -173,12 +173,20 @@ def _are_alike(one: Any, other: Any) -> bool:
     return isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape
 
 
-def _part(module: nn.Module, path: str) -> Any:
-    """Return the submodule of a dotted path; None without one."""
+def _owner_of(module: nn.Module, name: str) -> tuple[nn.Module | None, str]:
+    """Return the submodule that has what a dotted name says, and its name there.
+
+    None if no submodule, parameter or method has that name: a number may have it, as a probability.
+    """
+    path, _, last = name.rpartition(".")
     try:
-        return module.get_submodule(path)
+        owner = module.get_submodule(path)
     except AttributeError:
-        return None
+        return None, last
+    part = getattr(owner, last, None)
+    if isinstance(part, Tensor) or callable(part):
+        return owner, last
+    return None, last
 
 
 def function_named(module: nn.Module, name: str) -> bool:

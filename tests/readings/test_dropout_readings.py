@@ -117,10 +117,14 @@ def test_class_conforms_as_it_is_read(cls: type[nn.Module], row: str, judged: st
 
 
 class OfAFixedProbability(Fused):
-    """The probability stands in the code."""
+    """The probability stands in the code, under the name of the function."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.dropout = 0.1
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(super().forward(x), 0.1, self.training)
+        return F.dropout(super().forward(x), self.dropout, self.training)
 
 
 class OfAFixedProbabilityByHand(Fused):
