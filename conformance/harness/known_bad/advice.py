@@ -159,6 +159,12 @@ ADVICE: dict[str, Advice] = {
     "the slopes of ALiBi begin with 1": Advice(
         "ALB-2", "The first slope is 2^(-8/n): j begins at 1."
     ),
+    "the scores depend on positions": Advice(
+        "ROT-1", "If that is meant, claim it, `Claims(rotary=Rotary(...))`; else leave it out."
+    ),
+    "the queries and keys are normed": Advice(
+        "QKN-1", "If that is meant, claim it, `Claims(qk_norm=QkNorm(...))`, and a rotation too."
+    ),
     "queries and keys are not rotated": Advice("ROT-1", ROTATE),
     "the keys are not rotated": Advice("ROT-1", ROTATE),
     "the queries are not rotated": Advice("ROT-1", ROTATE),

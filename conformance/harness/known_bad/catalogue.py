@@ -20,7 +20,7 @@ from mha.conformance.harness.known_bad.options import (
     slopes,
     windows,
 )
-from mha.conformance.harness.known_bad.positions import norms, rotations
+from mha.conformance.harness.known_bad.positions import norms, rotations, unclaimed
 from mha.conformance.harness.known_bad.scores import (
     outputs,
     precisions,
@@ -111,6 +111,7 @@ GROUPS = (
     causal,
     layouts,
     empty_rows,
+    unclaimed,
     softmaxes,
     tiles,
     stale,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from mha.spec import QkNorm, Rotary
 
 # Of known models.
 BASES = (10000.0, 500000.0, 1000000.0)
+PAIR_WORDS = {"half": "half-split", "interleaved": "interleaved"}
+PART_WORDS = {1.0: "", 0.5: ", half of each head", 0.25: ", a quarter of each head"}
 Change = Callable[[Any], Any]
 
 
@@ -107,6 +110,41 @@ NO_EPS = _other(
     "the norm of queries and keys has no eps",
     qk_norm=lambda norm: replace(norm, eps=1e-300),
 )
+
+
+def _unclaimed(name: str, text: str, rotary: Rotary | None, norm: QkNorm | None) -> Defect:
+    """Return the defect that heads are rotated or normed where neither is claimed."""
+
+    def step(self: TextbookAttention, heads: Tensor, role: str) -> Tensor:
+        if role == "v" or self.claims.changes_heads or not self.config.projected:
+            return TextbookAttention.on_the_way(self, heads, role)
+        claims = replace(self.claims, extras=(), rotary=rotary, qk_norm=norm)
+        return on_the_way(heads, claims, None, self.positions(heads))
+
+    # An eps that is not known leaves a part of the error.
+    return replace(defect(name, text, on_the_way=step), unexplained=0.02 if norm else 0.0)
+
+
+def unclaimed() -> Iterator[Defect]:
+    """Yield what may stand between projections and scores, where no claim says so."""
+    of_norms = {
+        "rms_head": ("by the root mean square of each head", QkNorm(weight=None)),
+        "layer_head": ("by a layer norm of each head", QkNorm("layer", weight=None)),
+        "rms_width": ("by the root mean square of all heads", QkNorm("rms", "width", weight=None)),
+        "layer_width": ("by a layer norm of all heads", QkNorm("layer", "width", weight=None)),
+    }
+    for base, pairs, part in product(BASES, PAIR_WORDS, PART_WORDS):
+        turned = f"(rotary, {PAIR_WORDS[pairs]}, base {base:.0f}{PART_WORDS[part]})"
+        rotary = Rotary(base, pairs, part)  # type: ignore[arg-type]  # a word of it
+        name = f"unclaimed_{pairs}_{base:.0f}_{part}"
+        text = f"the scores depend on positions {turned}"
+        yield _unclaimed(name, text, rotary, None)
+        normed, norm = of_norms["rms_head"]
+        text = f"the queries and keys are normed {normed}, and depend on positions {turned}"
+        yield _unclaimed(f"{name}_normed", text, rotary, norm)
+    for name, (normed, norm) in of_norms.items():
+        text = f"the queries and keys are normed {normed}"
+        yield _unclaimed(f"unclaimed_{name}", text, None, norm)
 
 
 def rotations() -> Iterator[Defect]:
