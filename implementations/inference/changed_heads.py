@@ -31,7 +31,6 @@ from mha.implementations.inference.probes import (
     scaled_weights,
 )
 from mha.spec import Config, QkNorm, Rotary, Sizes
-from mha.spec.claims import Alignment
 
 # Of known models, beside those that a module's own numbers tell.
 BASES = (10000.0, 500000.0, 1000000.0)
@@ -91,15 +90,15 @@ def with_given_rotation(candidate: Candidate, module: nn.Module) -> Candidate:
     meanings = {NEUTRAL_MEANING[name] for name in candidate.signature.tables}
     if not meanings or candidate.is_kernel or candidate.claimed("rotary"):
         return candidate
-    bases: Sequence[float] = bases_of(module)
-    forms: Sequence[str | None] = [None]
+    layouts: Sequence[str | None] = [None]
     if not meanings.isdisjoint(OF_TABLES):
-        forms = ROTATION_LAYOUTS
-    if meanings != {"places"}:
-        bases = BASES[:1]
+        layouts = ROTATION_LAYOUTS
+    # Tables are made here, by any base; only where positions are given, the class has its own.
+    are_given = meanings != {"places"}
+    bases = BASES[:1] if are_given else tuple(bases_of(module))
     norm = candidate.claimed("qk_norm")
-    for layout, rotary in product(forms, _rotations(bases, directions=("forward",))):
-        if meanings != {"places"}:
+    for layout, rotary in product(layouts, _rotations(bases, directions=("forward",))):
+        if are_given:
             rotary = replace(rotary, tables="given")
         turned = candidate.declaring(rotation_layout=layout).claiming(rotary=rotary)
         changes = [Change(rotary, norm), Change(replace(rotary, direction="backward"), norm)]
@@ -157,8 +156,7 @@ def _weights_of_norms(
     for role, words in ROLE_WORDS.items():
         for name, parameter in named.items():
             owner, _, last = name.rpartition(".")
-            said = {*words_of(name)} | {word.removesuffix("norm") for word in words_of(name)}
-            if parameter.ndim != 1 or last == "bias" or not words & said or "norm" not in name:
+            if parameter.ndim != 1 or last == "bias" or not _is_norm_of(name, words):
                 continue
             if parameter.shape[0] in widths:
                 over = widths[parameter.shape[0]]
@@ -166,6 +164,13 @@ def _weights_of_norms(
     if len(paths) == 2:
         yield paths, over
     yield {}, ""
+
+
+def _is_norm_of(name: str, words: set[str]) -> bool:
+    """Return whether a name is of a norm, and has one of some words: q_norm, qnorm, ln_q."""
+    said = words_of(name)
+    is_norm = "norm" in name.lower() or "ln" in said
+    return is_norm and bool(words & {word.removesuffix("norm") for word in said})
 
 
 @lru_cache(8)
@@ -190,10 +195,8 @@ def _explained(
     """Return the candidate with the change that gives its outputs, if one does."""
     projected = candidate.declared.parameters.get("w_o") is not None
     if not formulas:
-        alignments: tuple[Alignment | None, ...] = (None, "top_left")
-        formulas = [
-            Formula(scale, causal, projected) for causal, scale in product(alignments, SCALES)
-        ]
+        plain = [Formula(scale, None, projected) for scale in SCALES]
+        formulas = [*plain, *(replace(each, causal="top_left") for each in plain)]
     outputs, probes = outputs_of(candidate), candidate.probes
     if len(outputs) < len(probes):
         return None
