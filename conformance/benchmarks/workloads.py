@@ -102,8 +102,11 @@ class Workload:
                 "it claims a scale, and the plain formula that it is compared with scales by"
                 " 1/sqrt(d_k)"
             )
-        if claims.rotary or claims.qk_norm:
-            return "it rotates or norms its heads, and the plain formula does not"
+        if claims.changes_heads:
+            return (
+                "it norms or rotates queries and keys, and the plain formula that it is compared"
+                " with does not"
+            )
         if claims.projections and not case.projected:
             return "it is a module, and this is a workload of kernels"
         missing = self._missing(claims)
