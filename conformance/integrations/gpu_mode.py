@@ -27,6 +27,8 @@ def check_implementation(read: Callable[[Any], Reading], claims: Claims) -> Chec
 
     def check(data: Any, output: Any) -> tuple[bool, str]:
         verdict = read(data).judge(output, claims)
-        return verdict.ok, "" if verdict.ok else verdict.text
+        if verdict.ok:
+            return True, ""
+        return False, verdict.text
 
     return check

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from importlib.resources import files
 from statistics import median
 from typing import Any, NamedTuple
@@ -70,18 +71,14 @@ def to_html(
         clause_pages = clause_base()
     by_name = _by_name(report)
     families = list(_families(by_name))
-    signs: set[str] = set()
-    passing = 0
-    for family in families:
-        for row in family["rows"]:
-            signs.update(row["signs"])
-            passing += row["passes"]
     data = {
         "clauses": _clauses(report),
         "names": list(by_name),
         "verdicts": _evidence(by_name),
         "pages": clause_pages,
     }
+    rows = [*chain.from_iterable(family["rows"] for family in families)]
+    signs = set[str]().union(*(row["signs"] for row in rows))
     one_line = json.dumps(json.loads(report.to_json()))  # since the page is long
     return page("page.html.j2").render(
         title="Multi-head attention conformance report",
@@ -92,7 +89,7 @@ def to_html(
         summary=[_summary(name, own) for name, own in by_name.items()],
         sections=sections,
         families=families,
-        passing=passing,
+        passing=sum(row["passes"] for row in rows),
         classes=CLASSES,
         legend=legend(signs),
         clause_pages=clause_pages,
