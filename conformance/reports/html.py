@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from importlib.resources import files
+from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
 

@@ -18,7 +18,7 @@ from mha.spec import Claims
 from mha.spec.clauses import CLAUSES, KINDS
 from support.reports_made import report, verdict
 
-REFUSALS = ["CFG-1", "CFG-2", "CFG-3", "CFG-6", "SHP-6", "SHP-8", "MSK-12"]
+REFUSALS = ["CFG-1", "CFG-2", "CFG-3", "CFG-6", "SHP-6", "SHP-8", "MSK-12", "PAK-4"]
 
 
 def test_kind_of_each_clause() -> None:
@@ -27,7 +27,7 @@ def test_kind_of_each_clause() -> None:
         kinds[clause.kind].append(clause.id)
     assert kinds["refusals"] == REFUSALS
     assert set(kinds["conduct"]) == {
-        clause for clause in CLAUSES if clause[:3] in ("STA", "CMP")
+        clause for clause in CLAUSES if clause[:3] in ("STA", "CMP", "DET")
     } | {
         "CFG-7",
         "SHP-9",
