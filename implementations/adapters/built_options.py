@@ -17,8 +17,10 @@ from torch.func import functional_call
 
 from mha.implementations.adapters.construction import parameters_of
 from mha.implementations.adapters.constructor_names import fields_of
+from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.score_arguments import Names, ScoreArguments, score_names
 from mha.implementations.adapters.signature import Signature
+from mha.implementations.discovery.errors import ImplementationError
 from mha.spec import Claims, Options
 
 # What a constructor may take: no tensors, and nothing that asks for a result.
@@ -40,7 +42,9 @@ def built_names(
     parameters = parameters_of(constructor)
     known = fields_of(parameters)  # which are given something else
     others = {name: parameter for name, parameter in parameters.items() if name not in known}
-    of_calls: Names = {} if signature is None else signature.scores
+    of_calls: Names = {}
+    if signature is not None:
+        of_calls = signature.scores
     found: dict[str, tuple[str, ...]] = {}
     for option, names in score_names(others).items():
         if option in BUILT and option not in of_calls:
@@ -96,10 +100,15 @@ def built_options(
     constructor: Callable[..., nn.Module],
     signature: Signature | None,
     claims: Claims,
-    sinks: str | None,
+    sinks: ParameterPath,
     build: Callable[[Mapping[str, Any]], nn.Module],
 ) -> BuiltOptions | None:
-    """Return the options that a class is built with; None if it has none that are claimed."""
+    """Return the options that a class is built with; None if it has none that are claimed.
+
+    Raises ImplementationError for sinks that are not where a name says.
+    """
+    if isinstance(sinks, tuple):
+        raise ImplementationError(f"{label}: sinks must be the name of a parameter, but is {sinks}")
     names = built_names(constructor, signature)
     claimed = {option: names[option] for option in names if _is_claimed(claims, option)}
     if not claimed and sinks is None:

@@ -311,9 +311,9 @@ class ModuleImplementation:
 
     def built_options(self, config: Config, dtype: torch.dtype, device: str) -> BuiltOptions | None:
         """Return what calls may say, and a module is built with; None where that is nothing."""
-        sinks = self._every_path(config).get(SINKS)
-        signature = self.call.signature if isinstance(self.call, CallByName) else None
-        path = sinks if isinstance(sinks, str) else None
+        path, signature = self._every_path(config).get(SINKS), None
+        if isinstance(self.call, CallByName):
+            signature = self.call.signature
         build = partial(self._built_with, config, dtype, device)
         return built_options(self.name, self.constructor, signature, self.claims, path, build)
 

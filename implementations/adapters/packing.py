@@ -143,11 +143,9 @@ class Packer:
             raise UnsupportedCallError(f"{self.label} takes as many keys as queries")
         arguments: dict[str, Any] = {}
         for side, row in (("_q", of_query), ("_k", of_key), ("", of_query)):
-            numbers = {
-                "offsets": row.offsets if has_starts else row.starts,
-                "starts": row.starts,
-                "used": list(row.lengths),
-            }
+            numbers = {"offsets": row.starts, "starts": row.starts, "used": list(row.lengths)}
+            if has_starts:
+                numbers["offsets"] = row.offsets
             numbers["offsets"] = _spoilt(numbers["offsets"], kind)
             for meaning, values in numbers.items():
                 name = self.names.get(f"{meaning}{side}")

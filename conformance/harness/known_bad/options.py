@@ -356,8 +356,8 @@ def _from_all_tokens(self: TextbookAttention, options: Options, scores: Tensor) 
     if self.claims.packed is None or not is_aligned:
         return TextbookAttention.allow(self, options, scores)
     allowed, bias = TextbookAttention.allow(self, options.change(is_causal=False), scores)
-    of_queries, of_keys = zip(*lengths, strict=True)
-    offset = sum(of_keys) - sum(of_queries)
+    of_queries, of_keys = map(sum, zip(*lengths, strict=True))
+    offset = of_keys - of_queries
     places = torch.arange(queries, device=scores.device).unsqueeze(1) + offset
     return allowed & (torch.arange(keys, device=scores.device) <= places), bias
 
