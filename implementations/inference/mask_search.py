@@ -28,7 +28,7 @@ from mha.implementations.inference.nearest_projections import (
     all_with_formula,
     with_formula,
 )
-from mha.implementations.inference.probes import CONVENTIONS, SHAPES, additive
+from mha.implementations.inference.probes import CONVENTIONS, OF_MERGED_HEADS, SHAPES, additive
 from mha.implementations.inference.projections import Unclear, Undeclarable
 from mha.spec import Claims
 from mha.spec.masks import INTEGERS
@@ -266,7 +266,10 @@ def _formats(candidate: Candidate) -> list[Candidate]:
 def _shapes(candidate: Candidate) -> list[str | None]:
     """Return the shapes that its masks may have: by their name, they may be numbers of keys."""
     counts = candidate.signature.mask in LENGTH_NAMES
-    return [shape for shape in SHAPES if counts == (shape is not None and "s" not in shape)]
+    shapes = [shape for shape in SHAPES if counts == (shape is not None and "s" not in shape)]
+    if candidate.declared.layout == "(b h) l d":
+        return shapes
+    return [shape for shape in shapes if shape not in OF_MERGED_HEADS]
 
 
 def _in_part(candidate: Candidate, formats: Sequence[Candidate], exact: Format) -> Format | None:

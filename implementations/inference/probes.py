@@ -31,6 +31,8 @@ SCALES: dict[str, Callable[[int, int], float]] = {
     "none": lambda head_dim, d_model: 1.0,
     "1/d_k": lambda head_dim, d_model: 1 / head_dim,
 }
+# Those of kernels that have the heads in the batch.
+OF_MERGED_HEADS = {"(b h) 1 s": "bhs", "(b h) s": "bhs", "(b h) l": "bhls", "(b h)": "bhs"}
 # The shapes of masks to try, the most general first, each with the axes along which such a mask may
 # differ.
 SHAPES: dict[str | None, str] = {
@@ -48,6 +50,7 @@ SHAPES: dict[str | None, str] = {
     # Of numbers of keys.
     "b l": "bls",
     "b": "bs",
+    **OF_MERGED_HEADS,
 }
 CONVENTIONS: tuple[MaskConvention, ...] = ("keep", "drop", "additive")
 # Of n_heads * d_k = 8 columns, for modules that take the width of a head.

@@ -13,6 +13,7 @@ from mha.implementations.inference.kernels import infer_kernel
 from mha.implementations.inference.mask_search import find_masks
 from mha.implementations.inference.projections import Unclear
 from mha.spec import Claims, Config, Options, Scores, Weights
+from support.judging import expect_pass
 from support.readings import findings
 from support.stubs import Answer, of_formula, stub
 
@@ -144,3 +145,32 @@ def of_letters(q: Tensor, k: Tensor, v: Tensor, M: Tensor | None = None) -> Tens
 )
 def test_mask_of_another_name_is_known(kernel: Any, said: str) -> None:
     assert findings(infer_kernel(kernel))["mask"].startswith(said)
+
+
+def of_one_axis(q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor | None = None) -> Tensor:
+    """(B, L, d), with a number of keys for each query, as in d2l."""
+    scores = q @ k.mT * k.shape[-1] ** -0.5
+    if valid_lens is not None:
+        assert valid_lens.shape == q.shape[:2]
+        beyond = torch.arange(k.shape[1]) >= valid_lens[..., None]
+        scores = scores.masked_fill(beyond, -1e6)
+    return scores.softmax(-1) @ v
+
+
+def of_choice(q: Tensor, k: Tensor, v: Tensor, mask: str = "none") -> Tensor:
+    """The mask is chosen by its name."""
+    scores = q @ k.mT * k.shape[-1] ** -0.5
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1) & (mask == "causal")
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+
+def test_lengths_of_merged_heads_are_read() -> None:
+    result = infer_kernel(of_one_axis)
+    assert 'mask_shape="(b h) l",\n    layout="(b h) l d",' in result.declaration
+    expect_pass(result, "MSK-1", also=("MSK-2",))
+
+
+def test_word_is_no_mask() -> None:
+    result = infer_kernel(of_choice)
+    assert findings(result)["mask"] == "none"
+    assert findings(result)["not judged"] == "mask"
