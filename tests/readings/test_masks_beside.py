@@ -149,7 +149,7 @@ def test_mask_of_another_name_is_known(kernel: Any, said: str) -> None:
 
 def of_one_axis(q: Tensor, k: Tensor, v: Tensor, valid_lens: Tensor | None = None) -> Tensor:
     """(B, L, d), with a number of keys for each query, as in d2l."""
-    scores = q @ k.mT * k.shape[-1] ** -0.5
+    scores = torch.bmm(q, k.mT) * k.shape[-1] ** -0.5
     if valid_lens is not None:
         assert valid_lens.shape == q.shape[:2]
         beyond = torch.arange(k.shape[1]) >= valid_lens[..., None]
