@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from mha.conformance.cli.commands_campaign import campaign
+from mha.conformance.cli.commands_candidates import judge_all
 from mha.conformance.cli.commands_judging import bench, check, faults, replay
 from mha.conformance.cli.commands_project import init, waive
 from mha.conformance.cli.commands_reports import list_, report, show, spec
@@ -34,9 +35,11 @@ COMMANDS: dict[Callable[..., None], str] = {
     list_: "mha list",
     init: "mha init my_file.py:MyAttention",
     faults: "mha faults --markdown kills.md",
+    judge_all: "mha judge-all candidates --claims claims.py:CLAIMS",
 }
 for command, example in COMMANDS.items():
-    app.command(command.__name__.removesuffix("_"), epilog=f"Example: {example}")(command)
+    name = command.__name__.removesuffix("_").replace("_", "-")
+    app.command(name, epilog=f"Example: {example}")(command)
 app.add_typer(campaign, name="campaign")
 
 

@@ -42,7 +42,7 @@ def run_and_check_correctness(
             torch.manual_seed(seed + trial)
             inputs = [_placed(x, device, precision) for x in get_inputs_fn()]
             # The model gets copies: what it writes into them is not judged as its input.
-            given = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+            given = [_copied(x) for x in inputs]
             with torch.no_grad():
                 verdict = read(inputs).judge(model(*given), claims)
             if not verdict.ok:
@@ -53,6 +53,10 @@ def run_and_check_correctness(
         return result(compiled=True, correctness=True, metadata=metadata)
 
     return check
+
+
+def _copied(x: Any) -> Any:
+    return x.clone() if isinstance(x, torch.Tensor) else x
 
 
 def _placed(x: Any, device: torch.device | None, precision: torch.dtype) -> Any:

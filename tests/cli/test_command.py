@@ -31,6 +31,7 @@ VERBS = (
     "list",
     "init",
     "faults",
+    "judge-all",
     "campaign",
 )
 # Slow to import, and not needed to print help or a clause. Recent versions of typer import
