@@ -173,19 +173,19 @@ def test_inputs_are_not_swapped_against_their_names() -> None:
         infer(SwapsTarget)
 
 
-class NeedsPositions(Plain):
+class NeedsSchedule(Plain):
     """Requires what has no known name."""
 
-    def forward(self, x: Tensor, positions: Any) -> Any:  # type: ignore[override]  # another signature
-        return super().forward(x + positions.sum())
+    def forward(self, x: Tensor, schedule: Any) -> Any:  # type: ignore[override]  # another signature
+        return super().forward(x + schedule.sum())
 
 
 def test_refusal_names_what_was_given_none_and_the_parameters() -> None:
     with pytest.raises(ImplementationError) as raised:
-        infer(NeedsPositions)
+        infer(NeedsSchedule)
     message = str(raised.value)
     assert "AttributeError: 'NoneType' object has no attribute 'sum'" in message
-    given = "forward also requires positions, of no known meaning, and was given None"
+    given = "forward also requires schedule, of no known meaning, and was given None"
     assert given in message
     assert '"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "out"}' in message
 
