@@ -34,7 +34,6 @@ from mha.implementations.inference.describe import rows_of_module
 from mha.implementations.inference.nearest_projections import EachCallRaises
 from mha.implementations.inference.probes import FEW_DTYPES
 from mha.implementations.inference.projections import Asked, Unclear, Undeclarable
-from mha.implementations.inference.questions import require_convention
 from mha.implementations.inference.refusals import refusal
 from mha.implementations.inference.rows import WIDTH, Row, table
 from mha.implementations.inference.search import with_claims
@@ -88,7 +87,6 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
         require_forward(label, made)
     module, candidate = _built_and_read(label, constructor)
     declared = candidate.declared
-    require_convention(candidate, label)
     return Inference(
         implementation=declared.implementation(),
         rows=tuple(rows_of_module(candidate, module)),

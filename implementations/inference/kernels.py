@@ -40,7 +40,7 @@ from mha.implementations.inference.mask_search import given_a_mask
 from mha.implementations.inference.nearest_projections import outputs_of, with_formula
 from mha.implementations.inference.probes import FEW_DTYPES, GENERAL, Probe
 from mha.implementations.inference.projections import Asked, Unclear, Undeclarable
-from mha.implementations.inference.questions import require_convention
+from mha.implementations.inference.questions import require_scale
 from mha.implementations.inference.refusals import calls_raise
 from mha.implementations.inference.search import with_claims
 from mha.implementations.inference.sizes import PATIENCE, TILES, in_few_sizes
@@ -86,7 +86,7 @@ def infer_kernel(
         candidate = _first_found([*map(on_a_gpu, candidates)])
     declared = candidate.declared
     code = code_of_constructor(declared)
-    require_convention(candidate, code)
+    require_scale(candidate, code)
     return Inference(
         implementation=declared.implementation(),
         rows=tuple(rows_of_kernel(candidate)),
