@@ -30,6 +30,7 @@ class Terms:
     layout, seed, seconds, device: as for `judge_kernel`.
     timeout: seconds after which a candidate is stopped, with its import.
     memory: in MiB, how much more than at its start its process may have; 0 for no limit.
+    until_failure: whether a wrong kernel is tried no further after its first failure.
     """
 
     claims: Claims
@@ -40,6 +41,7 @@ class Terms:
     device: str = "cpu"
     timeout: float = 60.0
     memory: int = 4096
+    until_failure: bool = False
 
 
 def claims_from(text: str) -> Claims:
@@ -79,6 +81,7 @@ def judge_file(path: Path, terms: Terms) -> Line:
             device=terms.device,
             layout=terms.layout,
             name=path.stem,
+            until_failure=terms.until_failure,
         )
     except ValueError as error:
         return {"outcome": "no kernel", "why": str(error), "reward": 0.0}

@@ -25,6 +25,9 @@ Seconds = Annotated[float, typer.Option(min=0, help="No case is started later.")
 Timeout = Annotated[float, typer.Option(min=1, help="Seconds after which one is stopped.")]
 Memory = Annotated[int, typer.Option(min=0, help="MiB that one may use; 0: no limit.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+UntilFailure = Annotated[
+    bool, typer.Option("--until-failure", help="Try a wrong kernel no further after one failure.")
+]
 SeedOfCases = Annotated[int, typer.Option("--seed", min=0, help="Of the cases.")]
 
 
@@ -40,6 +43,7 @@ def judge_all(  # noqa: PLR0913  the options of the command
     memory: Memory = 4096,
     device: Device = "cpu",
     seed: SeedOfCases = 0,
+    until_failure: UntilFailure = False,
 ) -> None:
     """Judge the kernels in many files, each in a process of its own.
 
@@ -50,6 +54,16 @@ def judge_all(  # noqa: PLR0913  the options of the command
     from mha.conformance.candidates.pool import judge_into
 
     with errors_in_one_line():
-        terms = Terms(claims_from(claims), name, layout, seed, seconds, device, timeout, memory)
+        terms = Terms(
+            claims_from(claims),
+            name=name,
+            layout=layout,
+            seed=seed,
+            seconds=seconds,
+            device=device,
+            timeout=timeout,
+            memory=memory,
+            until_failure=until_failure,
+        )
         summary = judge_into(output, sorted(folder.glob("*.py")), terms, jobs)
     typer.echo(summary)

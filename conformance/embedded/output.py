@@ -113,6 +113,8 @@ def _not_a_result(part: object, dtypes: tuple[torch.dtype, ...], device: torch.d
     """Return why this is no tensor of these dtypes on a device, or ""."""
     if not isinstance(part, Tensor):
         return f"is {type(part).__name__}, not a tensor"
+    if type(part) not in (Tensor, torch.nn.Parameter) or part.layout is not torch.strided:
+        return f"is a {type(part).__name__} of layout {part.layout}, not a plain tensor"
     if part.dtype not in dtypes:
         return f"has the dtype {part.dtype}, but should have {dtypes[0]}"
     if part.device != device:

@@ -182,19 +182,38 @@ def filled_memory() -> Iterator[None]:
         torch.set_deterministic_debug_mode(before)
 
 
-def of_result(name: str, result: object, inputs: Sequence[Tensor]) -> Iterator[Problem]:
-    """Yield what is wrong with a result, its numbers aside: its type and its memory."""
+def of_result(name: str, result: object, inputs: Sequence[Tensor], most: int) -> Iterator[Problem]:
+    """Yield what is wrong with a result, its numbers aside: its type and its memory.
+
+    most: how many numbers it may have.
+    """
     if not isinstance(result, Tensor):
         yield "SHP-1", f"the {name} is {type(result).__name__}, not a tensor"
         return
     if type(result) is not Tensor:
         yield "SHP-1", f"the {name} is a {type(result).__name__}, not a plain tensor"
         return
+    if result.layout is not torch.strided:
+        yield "SHP-1", f"the {name} is a tensor of layout {result.layout}, not a dense one"
+        return
+    if result.device != inputs[0].device:
+        yield "SHP-3", f"the {name} is on {result.device}, but the query on {inputs[0].device}"
+        return
+    if result.numel() > most:
+        yield "SHP-1", f"the {name} has the shape {tuple(result.shape)}"
+        return
     if not result.numel():
         return
     memory = result.untyped_storage().data_ptr()
     if any(memory == each.untyped_storage().data_ptr() for each in inputs):
         yield "STA-2", f"the {name} shares memory with an input"
+
+
+def is_plain(result: object, device: torch.device, most: int) -> bool:
+    """Return whether a result is a dense tensor of torch's own class, and no larger than this."""
+    if type(result) is not Tensor or result.layout is not torch.strided:
+        return False
+    return result.device.type == device.type and result.numel() <= most
 
 
 def synchronise(device: torch.device) -> None:

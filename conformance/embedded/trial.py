@@ -17,6 +17,7 @@ from mha.conformance.embedded.probes import (
     Functions,
     Watch,
     Watched,
+    is_plain,
     of_result,
     poison,
     same_bits,
@@ -125,10 +126,11 @@ class Trial:
         if not results:
             self.findings.fail("SHP-1", case, "the call returned no tensor")
             return None
+        most = case.B * case.H * case.L * (case.d_v or case.d)
         for name, result in zip(("context", "log-sum-exp"), results, strict=False):
-            for clause, message in of_result(name, result, inputs):
+            for clause, message in of_result(name, result, inputs, most):
                 self.findings.fail(clause, case, message)
-        if not all(type(result) is Tensor for result in results):
+        if not all(is_plain(result, self.device, most) for result in results):
             return None
         copies = [result.detach().clone() for result in results]
         if len(self.held) < MOST_HELD:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mha.conformance import KernelCase, Report, judge_kernel, kernel_cases
+from mha.conformance import KernelCase, Report, judge_kernel, judge_output, kernel_cases
 from mha.conformance.embedded import comparing
 from mha.conformance.embedded.calling import Kernel
 from mha.spec import Claims, Sizes
@@ -297,6 +297,30 @@ def test_a_call_that_raises_fails_its_clause() -> None:
 def test_what_is_no_tensor_fails(returned: object) -> None:
     report = judge_kernel(lambda q, k, v: returned, SINGLE, seconds=60)
     assert "SHP-1" in failed(report)
+
+
+ODD_RESULTS: dict[str, Callable[[Tensor], Any]] = {
+    "complex": lambda right: right.to(torch.complex64),
+    "integers": lambda right: right.long(),
+    "sparse": lambda right: right.to_sparse(),
+    "on no device": lambda right: right.to("meta"),
+    "a number": lambda right: right.sum(),
+    "expanded": lambda right: right.sum().expand(right.shape),
+    "huge": lambda right: right.sum().expand(10**6, 10**6),
+    "with a history": lambda right: right.clone().requires_grad_() * 2,
+    "NaN": lambda right: right * float("nan"),
+    "a nested list": lambda right: [[right]],
+}
+
+
+@pytest.mark.parametrize("name", ODD_RESULTS)
+def test_odd_results_fail_and_break_nothing(name: str) -> None:
+    change = ODD_RESULTS[name]
+    cases = kernel_cases(SINGLE, budget=2)
+    report = judge_kernel(lambda q, k, v: change(attend(q, k, v)), SINGLE, cases=cases, seconds=60)
+    assert failed(report), report
+    right = attend(*CASE.build().inputs)
+    assert not judge_output(CASE.build().inputs, change(right)).ok
 
 
 def test_a_kernel_in_another_layout_with_other_names() -> None:
