@@ -130,6 +130,8 @@ def gradient_graph(problem: Problem, claims: Claims, upstream: Tensor) -> Gradie
     >>> list(graph.exact)
     ['query', 'w_q', 'key', 'w_k', 'value', 'w_v', 'w_o']
     """
+    if claims.changes_heads:
+        raise ValueError("a graph of gradients has no norm and no rotation of queries and keys")
     return _Maker(problem, claims, upstream.detach().double()).graph()
 
 

@@ -1,12 +1,9 @@
 """The norm and the rotation of queries and keys in float64, forward and backward, with bounds.
 
-Symbols beside those of `mha.spec.core`, for the n numbers x that a norm is over, and a pair (a, b)
-of columns at position i:
+Symbols beside those of `mha.spec.core`, for the n numbers x that a norm is over:
 
     c, r            x, or x less its mean; sqrt(mean(c^2) + eps)
     g, y            the weight of a column, and g c / r
-    f, i f          the frequency of the pair, base^(-2m/r), and its angle
-    t               error of a cosine or a sine
     u_a, u_s        those of the dtype, but of float32 at least (`Rounding.heads_in_float32`)
 
 The norm. That r is a norm moves it by at most rms(dx) where x is off by dx, and r >= sqrt(eps), so
@@ -19,20 +16,14 @@ rho = 3 gamma(n + 3) mean(x^2) / r-^2 (+) 4 u_s, which covers the difference mea
 squares and means that are stored, and the eps; 1 / r by 1 / sqrt(1 - rho) - 1; then the quotient,
 1 + g, and two products are rounded, and stored.
 
-The rotation. An angle is off by (2 ln(base) 2m/r + 6) u, or 0 for m = 0, whose frequency is 1: two
-roundings of the exponent, the power by 2 ulp, its inverse, the product with the position. Cosines
-and sines have two units more, and may be stored: t = angle error + 4 u + u_s. Then
-(a cos - b sin, b cos + a sin) has two products and a sum, each of which may be stored.
-
 Backward. With h = c / r and the gradient dy of y,
 
     dx = (g dy - h mean(g dy h) [- mean(g dy)]) / r    dg = sum dy h
 
-and a rotation is turned back. Each term may be stored up to `STEPS` times on its way.
+and each term may be stored up to `STEPS` times on its way.
 
-Assumptions: positions are exact; angles are not made by adding up, nor rotations by multiplying up.
-Sources: Su et al. 2021, section 3.2; Zhang and Sennrich 2019; Ba et al. 2016; Higham, Accuracy and
-Stability of Numerical Algorithms, 2nd ed., 2002, chapter 3.
+Sources: Zhang and Sennrich 2019; Ba et al. 2016; Higham, Accuracy and Stability of Numerical
+Algorithms, 2nd ed., 2002, chapter 3. `mha.spec.rotation` has the rotation.
 """
 
 from __future__ import annotations
@@ -47,127 +38,13 @@ from torch import Tensor
 from mha.spec.bounds import Ball
 from mha.spec.claims import Claims
 from mha.spec.problem import Problem
-from mha.spec.rotary import QkNorm, Rotary
+from mha.spec.rotary import QkNorm
+from mha.spec.rotation import Rotation, Sized
 from mha.spec.rounding import Rounding
-from mha.spec.units import Units, compounded, units_of
+from mha.spec.units import Units, units_of
 
 # How often a term of a gradient of a norm may be stored: autograd takes each operation on its own.
 STEPS = 10
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sized:
-    """A gradient of heads (B, heads, length, d_k).
-
-    size: the sum of the magnitudes of its parts, to which rounding is relative where they are added
-        up later.
-    """
-
-    ball: Ball
-    size: Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rotation:
-    """The rotation of heads at some positions.
-
-    cosines, sines: (length, r), of each column.
-    error: t, of each column.
-    units: of the dtype, or coarser.
-    """
-
-    rotary: Rotary
-    cosines: Tensor
-    sines: Tensor
-    error: Tensor
-    units: Units
-
-    @staticmethod
-    def of(rotary: Rotary, positions: Tensor, head_dim: int, units: Units) -> Rotation:
-        """Return the rotation at positions (length,) in float64.
-
-        >>> one = Rotation.of(Rotary(), torch.ones(1).double(), 2, units_of(torch.float32))
-        >>> one.forward(Ball.exact(torch.tensor([[1.0, 0.0]]))).mid
-        tensor([[0.5403, 0.8415]], dtype=torch.float64)
-        """
-        width = rotary.width(head_dim)
-        exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
-        log_base = math.log(rotary.base)
-        angles = positions.double().unsqueeze(-1) * (-log_base * exponents).exp()
-        u = units.accumulate
-        # t = |angle| (2 ln(base) 2m/r + 6) [m > 0] u + 4 u (+) u_s
-        of_angles = (2 * log_base * exponents + 6) * (exponents > 0)
-        error = angles * of_angles * u + 4 * u + units.store
-
-        def of_columns(x: Tensor) -> Tensor:
-            """Return (length, r) of (length, r / 2): each number is of both columns of a pair."""
-            if rotary.pairs == "half":
-                return torch.cat([x, x], -1)
-            return x.repeat_interleave(2, -1)
-
-        sign = 1.0 if rotary.direction == "forward" else -1.0
-        return Rotation(
-            rotary,
-            of_columns(angles.cos()),
-            sign * of_columns(angles.sin()),
-            of_columns(error),
-            units,
-        )
-
-    def forward(self, x: Ball) -> Ball:
-        """Return the rotated heads, stored."""
-        return self._turned(x, self.sines)
-
-    def backward(self, d_y: Sized) -> Sized:
-        """Return the gradient of what was rotated."""
-        turned = self._turned(d_y.ball, -self.sines)
-        sizes = self._rotated(d_y.size, self.cosines.abs(), self.sines.abs(), absolute=True)
-        return Sized(turned, torch.maximum(sizes, turned.size))
-
-    def exact(self, x: Tensor, *, back: bool = False) -> Tensor:
-        """Return rotated numbers in float64, or numbers that are rotated back."""
-        sines = self.sines
-        if back:
-            sines = -sines
-        return self._rotated(x, self.cosines.to(x), sines.to(x))
-
-    def squares(self, x: Tensor) -> Tensor:
-        """Return the variances of rotated numbers whose variances are x."""
-        cosines, sines = self.cosines.to(x), self.sines.to(x)
-        return self._rotated(x, cosines.square(), sines.square(), absolute=True)
-
-    def _turned(self, x: Ball, sines: Tensor) -> Ball:
-        units, cosines = self.units, self.cosines
-        size = self._rotated(
-            x.size, cosines.abs() + self.error, sines.abs() + self.error, absolute=True
-        )
-        # rad = R rad x + t (|a| + |b|) + (2 u_a (+) u_s) (|a cos| + |b sin|), then stored
-        moved = self._rotated(x.rad, cosines.abs(), sines.abs(), absolute=True)
-        of_tables = self._rotated(x.size, self.error, self.error, absolute=True)
-        kept = x.size.clone()
-        kept[..., : cosines.shape[-1]] = 0.0
-        of_tables = of_tables - kept
-        relative = compounded(3 * units.accumulate, units.store)
-        rad = moved + of_tables + relative * size + 2 * (units.flush + units.subnormal)
-        return Ball(self._rotated(x.mid, cosines, sines), rad).stored(units)
-
-    def _rotated(
-        self, x: Tensor, cosines: Tensor, sines: Tensor, *, absolute: bool = False
-    ) -> Tensor:
-        """Return x cos + (the other of each pair) sin; the columns after the r first ones stay.
-
-        absolute: the other of each pair has no sign.
-        """
-        width = cosines.shape[-1]
-        turned, kept = x[..., :width], x[..., width:]
-        sign = 1.0 if absolute else -1.0
-        if self.rotary.pairs == "half":
-            first, second = turned.chunk(2, -1)
-            other = torch.cat([sign * second, first], -1)
-        else:
-            first, second = turned[..., 0::2], turned[..., 1::2]
-            other = torch.stack([sign * second, first], -1).flatten(-2)
-        return torch.cat([turned * cosines + other * sines, kept], -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,7 +87,8 @@ class Norm:
         """Return the mean over the axes, which are kept."""
         return x.mean(self.axes, keepdim=True)
 
-    def _terms(self, x: Tensor) -> int:
+    def terms(self, x: Tensor) -> int:
+        """Return how many numbers it is over."""
         return math.prod(x.shape[axis] for axis in self.axes)
 
     def _scale(self, x: Tensor) -> Tensor:
@@ -233,7 +111,7 @@ class Norm:
 
         The error of h has those of x and of r.
         """
-        units, terms = self.units, self._terms(x.mid)
+        units, terms = self.units, self.terms(x.mid)
         c, r = self.centred(x.mid), self.root(x.mid)
         moved = self.mean(x.rad.square()).sqrt()
         least = torch.maximum(r - moved, r.new_tensor(math.sqrt(self.eps))) * (1 - 2**-40)
@@ -281,16 +159,19 @@ class Norm:
         """Return normed numbers in float64."""
         return self._scale(self.centred(x) / self.root(x))
 
-    def pulled_back(self, x: Tensor, d_y: Tensor) -> Tensor:
-        """Return dx of exact numbers x and dy."""
+    def pulled_back_to_centred(self, x: Tensor, d_y: Tensor) -> Tensor:
+        """Return dc of exact numbers x and dy."""
         scaled, r = self._scale(d_y), self.root(x).to(d_y)
         h = self.centred(x).to(d_y) / r
-        back = scaled - h * self.mean(scaled * h)
-        return self.centred(back) / r
+        return (scaled - h * self.mean(scaled * h)) / r
+
+    def pulled_back(self, x: Tensor, d_y: Tensor) -> Tensor:
+        """Return dx of exact numbers x and dy."""
+        return self.centred(self.pulled_back_to_centred(x, d_y))
 
     def backward(self, x: Ball, d_y: Sized) -> tuple[Sized, Sized]:
         """Return the gradients of the numbers x that were normed, and dy h, that of each weight."""
-        units, terms = self.units, self._terms(x.mid)
+        units, terms = self.units, self.terms(x.mid)
         h, least, inverse = self.unit(x)
         steps = (1 + units.store) ** STEPS - 1
         gamma, lost = units.gamma(terms + 4), 4 * (units.subnormal + units.flush)

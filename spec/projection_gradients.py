@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mha.spec.bounds import Ball
-from mha.spec.head_steps import Norm, Passed, Sized, units_of_heads, weight_of_norm
+from mha.spec.head_steps import Norm, Passed, units_of_heads, weight_of_norm
 from mha.spec.heads import Precision, side_by_side
 from mha.spec.problem import INPUTS, Problem
+from mha.spec.rotation import Sized
 from mha.spec.rounding import Rounding
 from mha.spec.units import Units
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,6 +21,8 @@ from torch import Tensor
 from mha.spec.bounds import row_max
 from mha.spec.claims import Claims
 from mha.spec.dtypes import torch_dtype, traits_of
+from mha.spec.graph_of_heads import Noted, Way
+from mha.spec.head_steps import Step, steps_of
 from mha.spec.heads import side_by_side
 from mha.spec.problem import Problem
 from mha.spec.rounding_places import Place, copies_of
@@ -51,6 +53,7 @@ class RoundingGraph:
     tau: the scale.
     tau_error: its relative error, if it is stored.
     store: u_s.
+    ways: those of queries and keys through a norm and a rotation, if there are any.
     """
 
     output: Tensor
@@ -69,11 +72,13 @@ class RoundingGraph:
     tau: float
     tau_error: float
     store: float
+    ways: Sequence[Way] = ()
 
     def narrowed(self) -> RoundingGraph:
         """Return the graph in float32, for `mha.spec.directed.allowances` and `mha.spec.energy`."""
         names = ("weights", "scores", "query", "key", "value", "context", "w_o", "variance")
-        return replace(self, **{name: getattr(self, name).float() for name in names})
+        narrow = {name: getattr(self, name).float() for name in names}
+        return replace(self, ways=[way.narrowed() for way in self.ways], **narrow)
 
     def output_of(self, contexts: Tensor) -> Tensor:
         """Return what contexts (B, H, L, d_k) add to the output: W_o times them, (B, L, D)."""
@@ -95,7 +100,7 @@ class RoundingGraph:
         g_s = p * exponential
         # g_q = tau sum_j g_s k_j, and so on; a key/value head gets those of all its query heads
         g_k, g_v = self.tau * g_s.mT @ self.query, p.mT @ g_o
-        return {
+        found: dict[str, Uses] = {
             "query": ((self.tau * g_s @ self.key,),),
             "key": ((g_k.unflatten(1, shared).sum(2),),),
             "value": ((g_v.unflatten(1, shared).sum(2),),),
@@ -106,6 +111,9 @@ class RoundingGraph:
             "context": ((g_o,),),
             "output": ((w,),),
         }
+        for way in self.ways:
+            found |= way.gradients(found[way.name][0][0])
+        return found
 
 
 def rounding_graph(problem: Problem, claims: Claims) -> RoundingGraph:
@@ -121,8 +129,6 @@ def rounding_graph(problem: Problem, claims: Claims) -> RoundingGraph:
     """
     if not traits_of(problem.query.dtype).half:
         raise ValueError(f"a rounding graph is for half precision, not for {problem.query.dtype}")
-    if claims.changes_heads:
-        raise ValueError("a rounding graph has no norm and no rotation of queries and keys")
     return _Maker(problem, claims).graph()
 
 
@@ -134,6 +140,7 @@ class _Maker:
         self.dtype, self.config = problem.query.dtype, problem.config
         self.units, self.tau = units_of(self.dtype, self.rounding), problem.scale(claims)
         self.places: dict[str, Place] = defaultdict(Place)
+        self.ways = list[Way]()
         self.largest = torch.zeros(())  # the largest magnitude of a row's scores, (B, H, L)
 
     def graph(self) -> RoundingGraph:
@@ -164,6 +171,7 @@ class _Maker:
             places=dict(self.places),
             variance=self._variance(query, k, repeats).masked_fill(~allowed, 0.0),
             store=self.units.store,
+            ways=self.ways,
         )
 
     def _stored(self, name: str, copies: Tensor, *forms: tuple[Tensor, float | Tensor]) -> None:
@@ -220,7 +228,11 @@ class _Maker:
         self.places["output"].store_parts(copies_of(output), output, span, stores, lost)
 
     def _query(self) -> Tensor:
-        query, _ = self._linear("query", self.problem.query, "q")
+        if steps := self._steps("q"):
+            projected, _ = self._linear("projected query", self.problem.query, "q")
+            query = self._on_the_way("query", steps, projected)
+        else:
+            query, _ = self._linear("query", self.problem.query, "q")
         self._scaled("query", query)
         self._quantised("query", query)
         return query
@@ -230,8 +242,11 @@ class _Maker:
 
         The second is the first where the bias may not be left out.
         """
-        config, given = self.config, self.problem.weights
-        y, bare = self._linear(name, getattr(self.problem, name), name[0], config.extra_keys)
+        config, given, steps = self.config, self.problem.weights, self._steps(name[0])
+        place = f"projected {name}" if steps else name
+        y, bare = self._linear(place, getattr(self.problem, name), name[0], config.extra_keys)
+        if steps:
+            y = bare = self._on_the_way(name, steps, y)
         if config.extra_keys:
             own = y.shape[2] - config.extra_keys
             if config.bias_kv:
@@ -244,6 +259,15 @@ class _Maker:
         else:
             self._quantised(name, y)
         return y, bare
+
+    def _steps(self, role: str) -> list[Step]:
+        return steps_of(self.problem, self.claims, role, self.dtype)
+
+    def _on_the_way(self, name: str, steps: Sequence[Step], x: Tensor) -> Tensor:
+        """Return projected heads that are normed and rotated, and note what is stored."""
+        heads, way = Noted(name, self.dtype, self.units, self.places).through(steps, x)
+        self.ways.append(way)
+        return heads
 
     def _quantised(self, name: str, *forms: Tensor) -> None:
         """Note that heads are stored in float8, and then in the dtype again, if it is declared."""
@@ -335,11 +359,18 @@ class _Maker:
         It is not the square of their sum: independent errors add up so, and a score is a sum of
         many.
         """
-        of_query = self.places["query"].squares(query)
-        of_key = self.places["key"].squares(key[:, ::repeats]).repeat_interleave(repeats, 1)
+        of_query = self._squares("query", query)
+        of_key = self._squares("key", key[:, ::repeats]).repeat_interleave(repeats, 1)
         of_products = of_query @ key.square().mT + query.square() @ of_key.mT
         stored = self.places["score"].square + (2.0 if self.rounding.softmax_stored else 0.0)
         return self.units.store**2 * (self.tau**2 * of_products + stored)
+
+    def _squares(self, name: str, x: Tensor) -> Tensor:
+        """Return what the stores of queries or keys, and on their way, do to them, squared."""
+        for way in self.ways:
+            if way.name == name:
+                return Noted(name, self.dtype, self.units, self.places).variance(way, x)
+        return self.places[name].squares(x)
 
     def _tau_error(self) -> float:
         """Return the relative error of a scale, or of a divisor, that is stored in the dtype."""

@@ -46,6 +46,13 @@ class InterleavedForHalves(Complete):
 
 @fault("ROT-1", claims=ROTATED, caught_by=RIGHT)
 @fault("ROT-1", claims=ROTATED, caught_by="only_differences_of_positions_count")
+@fault(
+    "ROT-1",
+    claims=ROTATED,
+    dtype="bfloat16",
+    caught_by="errors_of_rotated_heads_do_not_add_up_to_a_defect",
+    script_shows=False,
+)
 class KeysStay(Complete):
     """The keys are not rotated, so that scores depend on the query's position."""
 
@@ -158,6 +165,13 @@ class NormAfterTheRotation(Complete):
 
 
 @fault("QKN-1", claims=NORMED_HEADS, caught_by=NORMED)
+@fault(
+    "QKN-1",
+    claims=NORMED_HEADS,
+    dtype="bfloat16",
+    caught_by="errors_of_normed_heads_do_not_add_up_to_a_defect",
+    script_shows=False,
+)
 class NormOfKeysOnly(Complete):
     """The queries are not normed."""
 

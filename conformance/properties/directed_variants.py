@@ -167,6 +167,32 @@ def errors_of_heads_of_their_own_width_do_not_add_up_to_a_defect(
 
 
 @property_of(
+    "ROT-1",
+    replace(VARIANT_ROWS, variants=("plain", "grouped")),
+    needs="rotary",
+    must_reject=("mean", "ignores_rotary"),
+    max_cases=3,
+    number=7,
+)
+def errors_of_rotated_heads_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
+    """With rotated heads no small defect explains the error better than rounding does."""
+    expect_rounding_alone(session, case, changed_heads=True)
+
+
+@property_of(
+    "QKN-1",
+    replace(VARIANT_ROWS, variants=("plain", "grouped")),
+    needs="qk_norm",
+    must_reject=("mean", "ignores_norm"),
+    max_cases=3,
+    number=5,
+)
+def errors_of_normed_heads_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
+    """With normed heads no small defect explains the error better than rounding does."""
+    expect_rounding_alone(session, case, changed_heads=True)
+
+
+@property_of(
     "DRP-1",
     replace(VARIANT_ROWS, modes=EVALUATION),
     needs="dropout",

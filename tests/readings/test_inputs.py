@@ -173,19 +173,19 @@ def test_inputs_are_not_swapped_against_their_names() -> None:
         infer(SwapsTarget)
 
 
-class NeedsSchedule(Plain):
+class NeedsLandmarks(Plain):
     """Requires what has no known name."""
 
-    def forward(self, x: Tensor, schedule: Any) -> Any:  # type: ignore[override]  # another signature
-        return super().forward(x + schedule.sum())
+    def forward(self, x: Tensor, landmarks: Any) -> Any:  # type: ignore[override]  # another signature
+        return super().forward(x + landmarks.sum())
 
 
 def test_refusal_names_what_was_given_none_and_the_parameters() -> None:
     with pytest.raises(ImplementationError) as raised:
-        infer(NeedsSchedule)
+        infer(NeedsLandmarks)
     message = str(raised.value)
     assert "AttributeError: 'NoneType' object has no attribute 'sum'" in message
-    given = "forward also requires schedule, of no known meaning, and was given None"
+    given = "forward also requires landmarks, of no known meaning, and was given None"
     assert given in message
     assert '"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "out"}' in message
 
