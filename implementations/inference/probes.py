@@ -32,7 +32,12 @@ SCALES: dict[str, Callable[[int, int], float]] = {
     "1/d_k": lambda head_dim, d_model: 1 / head_dim,
 }
 # Those of kernels that have the heads in the batch.
-OF_MERGED_HEADS = {"(b h) 1 s": "bhs", "(b h) s": "bhs", "(b h) l": "bhls", "(b h)": "bhs"}
+OF_MERGED_HEADS: dict[str | None, str] = {
+    "(b h) 1 s": "bhs",
+    "(b h) s": "bhs",
+    "(b h) l": "bhls",
+    "(b h)": "bhs",
+}
 # The shapes of masks to try, the most general first, each with the axes along which such a mask may
 # differ.
 SHAPES: dict[str | None, str] = {

@@ -194,11 +194,11 @@ class LeaksByPositions(Separate):
 
 
 class Sharp(Separate):
-    """Wrong: a parameter makes the softmax too sharp."""
+    """Wrong: a number makes the softmax too sharp; a parameter might be meant to be learned."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__(d_model, n_heads)
-        self.temperature = nn.Parameter(torch.tensor(1.3))
+        self.temperature = 1.3
 
     def forward(self, x: Tensor) -> Tensor:
         return self.attend(x, x, x)[0]
