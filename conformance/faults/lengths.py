@@ -9,7 +9,7 @@ from torch import Tensor
 from mha.conformance.faults.base import CLAIMS, Complete
 from mha.conformance.faults.families import hooked
 from mha.conformance.faults.fault import fault
-from mha.conformance.harness.known_bad.options import present_pairs, without_lengths
+from mha.conformance.harness.known_bad.lengths import present_pairs, without_lengths
 from mha.spec import Options
 
 Allowed = tuple[Tensor, Tensor]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mha.conformance.faults.packing import AlignedToTheRow, Varlen
+from mha.conformance.faults.packing import AlignedToTheRow, LongestForAll, Varlen
 from mha.implementations import ImplementationError, from_kernel
 from mha.implementations.adapters.packing import Row
 from mha.implementations.inference.kernels import infer_kernel
@@ -85,11 +85,17 @@ def test_log_sum_exps_of_tokens_are_unpacked() -> None:
     expect_conforms(inference, ["LSE-1"])
 
 
-def test_alignment_to_the_whole_row_is_named() -> None:
+@pytest.mark.parametrize(
+    ("faulty", "diagnosis"),
+    [
+        (AlignedToTheRow, "places count from the numbers of all tokens"),
+        (LongestForAll, "as many keys are read for each sequence as the longest one has"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_named(faulty: type[Varlen], diagnosis: str) -> None:
     claims = Claims(masks=(), causal="bottom_right", returns_weights=False)
-    adapted = from_kernel(AlignedToTheRow.attend, layout="t h d", mask=None, claims=claims)
-    verdict = expect_fail(adapted, "PAK-1")
-    assert "places count from the numbers of all tokens" in verdict.diagnosis
+    adapted = from_kernel(faulty.attend, layout="t h d", mask=None, claims=claims)
+    assert diagnosis in expect_fail(adapted, "PAK-1").diagnosis
 
 
 def test_a_row_is_unpacked_as_it_was_packed() -> None:

@@ -123,6 +123,9 @@ ADVICE: dict[str, Advice] = {
     "places count from the numbers of all tokens": Advice(
         "PAK-1", "Bottom-right, the place of query i of a sequence is i + its keys - its queries."
     ),
+    "as many keys are read for each sequence": Advice(
+        "PAK-1", "Read keys up to the next offset, and mask what is after it in the last tile."
+    ),
     "the lengths of the first item": Advice(
         "LEN-1", "Each item has lengths of its own: index them by the item, and not by the head."
     ),

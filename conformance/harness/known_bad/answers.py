@@ -24,11 +24,11 @@ from mha.conformance.harness.known_bad.conduct import (
     Unsaved,
 )
 from mha.conformance.harness.known_bad.defect import Defect
+from mha.conformance.harness.known_bad.lengths import LENGTHS_IGNORED
 from mha.conformance.harness.known_bad.lopsided import Lopsided, SlightlyLopsided
 from mha.conformance.harness.known_bad.options import (
     CHUNKS_IGNORED,
     GEOMETRIC,
-    LENGTHS_IGNORED,
     SCALE_IGNORED,
     SINKS_DETACHED,
     SINKS_IGNORED,

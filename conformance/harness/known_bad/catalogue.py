@@ -10,12 +10,12 @@ from typing import Any
 from mha.conformance.harness.known_bad.calls import stale, tiles
 from mha.conformance.harness.known_bad.defect import Defect, defect
 from mha.conformance.harness.known_bad.heads import heads, merging, projections
+from mha.conformance.harness.known_bad.lengths import lengths
 from mha.conformance.harness.known_bad.masks import causal, empty_rows, layouts, masks
 from mha.conformance.harness.known_bad.options import (
     caps,
     chunks,
     ignored_options,
-    lengths,
     sinks,
     slopes,
     windows,

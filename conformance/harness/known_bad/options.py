@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance.harness.known_bad.defect import Defect, defect
+from mha.conformance.harness.known_bad.lengths import LENGTHS_IGNORED
 from mha.conformance.harness.textbook import TextbookAttention
 from mha.implementations.formula import capped
 from mha.spec import Options, chunk_mask, window_mask
@@ -191,41 +192,6 @@ def _chunks_as_window(self: TextbookAttention, options: Options, scores: Tensor)
 CHUNKS_IGNORED = _other_chunks("chunks_ignored", "the chunks have no effect", lambda chunk: None)
 
 
-def _other_lengths(name: str, text: str, change: Callable[[Options], Options]) -> Defect:
-    """Return a defect of calls with lengths, which are others."""
-
-    def allow(self: TextbookAttention, options: Options, scores: Tensor) -> Pair:
-        if options.key_lengths is not None:
-            options = change(options)
-        return TextbookAttention.allow(self, options, scores)
-
-    return defect(name, text, allow=allow)
-
-
-def without_lengths(options: Options) -> Options:
-    """Return options without lengths."""
-    return options.change(key_lengths=None, query_lengths=None)
-
-
-def _from_the_padded(self: TextbookAttention, options: Options, scores: Tensor) -> Pair:
-    """Count places from the lengths with padding, and hide that."""
-    allowed, bias = TextbookAttention.allow(self, without_lengths(options), scores)
-    return allowed & present_pairs(options, scores), bias
-
-
-def present_pairs(options: Options, scores: Tensor) -> Tensor:
-    """Return which pairs of queries and keys are of an item, boolean (B, 1, L, S)."""
-    batch, _, queries, keys = scores.shape
-    present = torch.zeros(batch, 1, queries, keys, dtype=torch.bool, device=scores.device)
-    lengths = options.lengths_of(batch, queries, keys) or [(queries, keys)] * batch
-    for item, (own_queries, own_keys) in enumerate(lengths):
-        present[item, :, :own_queries, :own_keys] = True
-    return present
-
-
-LENGTHS_IGNORED = _other_lengths("lengths_ignored", "the lengths have no effect", without_lengths)
-
-
 def ignored_options() -> Iterator[Defect]:
     """Yield what a call says and what has no effect."""
     yield SCALE_IGNORED
@@ -327,45 +293,3 @@ def chunks() -> Iterator[Defect]:
 
 def _resized(chunk: int, number: int) -> int:
     return max(1, chunk + number)
-
-
-def lengths() -> Iterator[Defect]:
-    """Yield other lengths of items than a call gives."""
-    text = "the first key after an item's own is seen"
-    yield defect("one_key_more", text, allow=_one_key_more)
-    text = "places count from the lengths with padding, and not from each item's own"
-    yield defect("from_the_padded", text, allow=_from_the_padded)
-    text = "places count from the numbers of all tokens, and not from each item's own"
-    yield defect("from_all_tokens", text, allow=_from_all_tokens)
-    text = "the lengths of the first item are those of every item"
-    yield _other_lengths("lengths_of_first_item", text, _of_first_item)
-
-
-def _one_key_more(self: TextbookAttention, options: Options, scores: Tensor) -> Pair:
-    if options.key_lengths is not None:
-        longer = tuple(min(own + 1, scores.shape[3]) for own in options.key_lengths)
-        options = options.change(key_lengths=longer)
-    return TextbookAttention.allow(self, options, scores)
-
-
-def _from_all_tokens(self: TextbookAttention, options: Options, scores: Tensor) -> Pair:
-    """Align the causal mask by the sums of all lengths."""
-    batch, _, queries, keys = scores.shape
-    lengths = options.lengths_of(batch, queries, keys) or [(queries, keys)] * batch
-    is_aligned = options.is_causal and self.alignment == "bottom_right"
-    if self.claims.packed is None or not is_aligned:
-        return TextbookAttention.allow(self, options, scores)
-    allowed, bias = TextbookAttention.allow(self, options.change(is_causal=False), scores)
-    of_queries, of_keys = map(sum, zip(*lengths, strict=True))
-    offset = of_keys - of_queries
-    places = torch.arange(queries, device=scores.device).unsqueeze(1) + offset
-    return allowed & (torch.arange(keys, device=scores.device) <= places), bias
-
-
-def _of_first_item(options: Options) -> Options:
-    changed = options
-    for name in ("key_lengths", "query_lengths"):
-        given = getattr(options, name)
-        if given is not None:
-            changed = changed.change(**{name: given[:1] * len(given)})
-    return changed
