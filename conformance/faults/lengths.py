@@ -10,12 +10,14 @@ from mha.conformance.faults.base import CLAIMS, Complete
 from mha.conformance.faults.families import hooked
 from mha.conformance.faults.fault import fault
 from mha.conformance.harness.known_bad.lengths import present_pairs, without_lengths
-from mha.spec import Options
+from mha.implementations.formula import allowed_by
+from mha.spec import Lse, Options, Packed
 
 Allowed = tuple[Tensor, Tensor]
 EXACT, ALONE = "each_item_has_its_own_lengths", "what_is_after_a_length_reaches_nothing"
 TOGETHER = "lengths_go_with_other_options"
 BOTTOM_RIGHT = replace(CLAIMS, causal="bottom_right")
+WITH_LSE = replace(CLAIMS, lse=Lse(), packed=Packed())
 
 
 def _longer(options: Options, added: int, longest: int) -> Options:
@@ -92,3 +94,20 @@ class LengthsBackwards(Complete):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         factor = 1.0 if self.options.key_lengths is None else 0.5
         return hooked(super().score(q, k), lambda gradient: gradient * factor)
+
+
+@fault(
+    "PAK-1",
+    claims=WITH_LSE,
+    caught_by="the_log_sum_exp_is_that_of_each_sequence",
+    trigger="a log-sum-exp",
+)
+@fault("LEN-1", claims=WITH_LSE, caught_by="the_log_sum_exp_has_the_lengths")
+class LseAfterTheLengths(Complete):
+    """The log-sum-exp counts keys after the lengths."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        options = without_lengths(self.options)
+        if options.key_lengths != self.options.key_lengths:
+            allowed, _ = allowed_by(options, scores)
+        return super().log_sum_exp(scores, allowed)

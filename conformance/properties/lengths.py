@@ -176,3 +176,24 @@ def lengths_go_with_other_options(session: Session, case: Case) -> None:
     except (CallRaised, AdapterError):
         assume(False, "these options are refused together")
     expect_own_rows(session, problem, result)
+
+
+@property_of(
+    "LEN-1",
+    replace(OF_ITEMS, lse=(True,)),
+    needs=("lengths", "lse"),
+    requires="LSE-1",
+    must_reject=("lse_of_all_keys",),
+    min_rejection_rate=0.5,
+    max_cases=20,
+    number=6,
+)
+def the_log_sum_exp_has_the_lengths(session: Session, case: Case) -> None:
+    """With lengths the log-sum-exp of an item's own queries is within the bound."""
+    problem = case.problem()
+    assume_answered(session, problem)
+    result, expected = session(problem), session.expected(problem).lse
+    assert result.lse is not None
+    others = ~own_queries(problem).unsqueeze(1).to(expected.mid.device)
+    of_own = Ball(expected.mid, expected.rad.masked_fill(others, math.inf))
+    expect_close(result.lse, of_own, because="the log-sum-exp of each item's own keys")

@@ -15,6 +15,7 @@ from mha.conformance.properties.lengths import (
     expect_own_rows,
     lengths_go_with_other_options,
     own_queries,
+    the_log_sum_exp_has_the_lengths,
 )
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.support.shared_assertions import assume_answered, expect_gradients
@@ -102,6 +103,21 @@ def _expect_gradients(session: Session, problem: Problem) -> None:
 def packing_goes_with_other_options(session: Session, case: Case) -> None:
     """With other options the rows of each sequence are within the bound."""
     lengths_go_with_other_options(session, case)
+
+
+@property_of(
+    "PAK-1",
+    replace(OF_SEQUENCES, lse=(True,)),
+    needs=("packed", "lse"),
+    requires="LSE-1",
+    must_reject=("lse_of_all_keys",),
+    min_rejection_rate=0.5,
+    max_cases=20,
+    number=5,
+)
+def the_log_sum_exp_is_that_of_each_sequence(session: Session, case: Case) -> None:
+    """The log-sum-exp of each sequence is within the bound of the oracle's for it alone."""
+    the_log_sum_exp_has_the_lengths(session, case)
 
 
 def _with_empty_sequence(case: Case) -> Problem:
