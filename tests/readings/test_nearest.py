@@ -184,6 +184,16 @@ def test_what_is_as_near_as_something_else_is_asked_for(cls: type[nn.Module]) ->
     assert UNCLEAR[cls] in refusal_of(cls)
 
 
+def test_both_readings_of_masks_are_ready_to_paste() -> None:
+    _, _, answers = refusal_of(PaddingIgnored).partition("Either: ")
+    formats = []
+    for code in answers.split(" -- or: "):
+        variables = dict[str, Any](globals())
+        exec(code, variables)  # as if it were pasted
+        formats.append(variables["implementation"].call.masks.padding)
+    assert formats == [None, "drop"]
+
+
 def test_padding_of_the_first_item_is_judged() -> None:
     result = infer(PaddingOfFirst)
     assert 'padding="drop"' in result.declaration
