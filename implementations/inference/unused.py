@@ -47,11 +47,12 @@ def unused_options(candidate: Candidate) -> list[str]:
 def unclaimable_options(candidate: Candidate) -> list[str]:
     """Return those of the options that no call uses which no declaration can claim either."""
     parameters = candidate.declared.forward_parameters
-    beside = {_hiding(name) for name in candidate.declared.beside}
+    never = {*map(_hiding, candidate.declared.beside)}
+    never.update(map(_other_than_zero, _positions(candidate)))
     unclaimable = []
     for option in unused_options(candidate):
         is_unknown = option in parameters and not _has_meaning(option)
-        if is_unknown or option in beside:
+        if is_unknown or option in never:
             unclaimable.append(option)
     return unclaimable
 
@@ -60,6 +61,16 @@ def _has_meaning(name: str) -> bool:
     """Return whether the name of a parameter says what it is, so that a claim may be about it."""
     is_known = is_option(name) or name in NEUTRAL_MEANING or name in MEMORY_NAMES
     return is_known and name not in OTHER_MASKS
+
+
+def _positions(candidate: Candidate) -> list[str]:
+    """Return the required parameters that calls give zeros for, as positions."""
+    others = candidate.signature.others
+    return [name for name in others if NEUTRAL_MEANING.get(name) == "zeros"]
+
+
+def _other_than_zero(name: str) -> str:
+    return f"{name} other than 0"
 
 
 def _hiding(name: str) -> str:
@@ -79,6 +90,7 @@ def _never_called(candidate: Candidate) -> list[str]:
     if candidate.left_out:
         never.append(candidate.left_out)
     never += map(_hiding, declared.beside)
+    never += map(_other_than_zero, _positions(candidate))
     return never
 
 

@@ -75,3 +75,19 @@ def test_class_that_takes_all_positions_at_once_is_wrapped() -> None:
 )
 def test_memory_is_known_by_the_words_of_its_name(function: Any, name: str | None) -> None:
     assert memory_name(inspect.signature(function).parameters) == name
+
+
+class OfPositions(Called):
+    """Each call needs the positions, which count by their number only."""
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        assert position_ids.shape == x.shape[:2]
+        return self.attend(x)
+
+    __call__ = nn.Module.__call__
+
+
+def test_positions_are_given_as_zeros_and_not_covered() -> None:
+    result = infer(OfPositions)
+    assert findings(result)["given"] == "position_ids=0 for each"
+    assert result.not_covered == ("position_ids other than 0",)
