@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from mha.implementations import ImplementationError, from_kernel
+from mha.implementations.inference import mask_search
+from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.kernels import infer_kernel
-from mha.implementations.inference.mask_search import find_masks
+from mha.implementations.inference.mask_search import Ambiguous, find_masks
 from mha.implementations.inference.projections import Unclear
 from mha.spec import Claims, Config, Options, Scores, Weights
 from support.judging import expect_pass
@@ -174,3 +176,24 @@ def test_word_is_no_mask() -> None:
     result = infer_kernel(of_choice)
     assert findings(result)["mask"] == "none"
     assert findings(result)["not judged"] == "mask"
+
+
+@pytest.mark.parametrize(("problem", "takes_no_mask"), [(Ambiguous, False), (Unclear, True)])
+def test_masks_of_two_readings_are_masks(
+    problem: type[Unclear], takes_no_mask: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a class is not read as self-attention, whose masks may be of another shape."""
+
+    def ask(candidate: Candidate) -> Candidate:
+        raise Ambiguous("either", candidate) if problem is Ambiguous else Unclear("neither")
+
+    def others(candidate: Candidate, *, takes_no_mask: bool) -> list[Candidate]:
+        seen.append(takes_no_mask)
+        return []
+
+    seen = list[bool]()
+    monkeypatch.setattr(mask_search, "_with_masks", ask)
+    monkeypatch.setattr(mask_search, "_other_readings", others)
+    with pytest.raises(problem):
+        find_masks(stub(added, acting(in_pairs=False)))
+    assert seen == [takes_no_mask]
