@@ -12,6 +12,7 @@ import typer
 
 from mha.conformance.cli.commands_campaign import campaign
 from mha.conformance.cli.commands_candidates import judge_all
+from mha.conformance.cli.commands_exported import export, verify
 from mha.conformance.cli.commands_judging import bench, check, faults, replay
 from mha.conformance.cli.commands_project import init, waive
 from mha.conformance.cli.commands_reports import list_, report, show, spec
@@ -36,6 +37,8 @@ COMMANDS: dict[Callable[..., None], str] = {
     init: "mha init my_file.py:MyAttention",
     faults: "mha faults --markdown kills.md",
     judge_all: "mha judge-all candidates --claims claims.py:CLAIMS",
+    export: "mha export cases --claims claims.py:CLAIMS",
+    verify: "mha verify cases outputs",
 }
 for command, example in COMMANDS.items():
     name = command.__name__.removesuffix("_").replace("_", "-")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from mha.conformance.candidates.one import Terms, claims_from
 from mha.conformance.candidates.pool import judge_all, judged_before
+from mha.conformance.cli.app import app
 from mha.spec import Claims
 
 CLAIMS_AS_CODE = (
@@ -89,15 +91,14 @@ def test_the_command_goes_on_where_it_was(tmp_path: Path) -> None:
     claims = tmp_path / "claims.py"
     claims.write_text(f"from mha.spec import Claims\nCLAIMS = {CLAIMS_AS_CODE}\n")
     output = tmp_path / "lines.jsonl"
-    command = ["-m", "mha.conformance", "judge-all", str(candidates), "--output", str(output)]
+    command = ["judge-all", str(candidates), "--output", str(output), "--until-failure"]
     command += ["--seconds", "60", "--claims"]
 
-    def run(where: str) -> subprocess.CompletedProcess[str]:
-        command_line = [sys.executable, *command, where]
-        return subprocess.run(command_line, capture_output=True, text=True, timeout=120)
+    def run(where: str) -> Result:
+        return CliRunner().invoke(app, [*command, where])
 
     first = run(f"{claims}:CLAIMS")
-    assert first.stdout == "1 no kernel, 1 right, 1 wrong\n", first.stderr
+    assert first.stdout == "1 no kernel, 1 right, 1 wrong\n", first.output
     lines = output.read_text()
     (candidates / "missing.py").write_text(RIGHT)
     assert run(f"{claims}:CLAIMS").stdout == "1 right, 2 known from before\n"

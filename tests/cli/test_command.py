@@ -32,6 +32,8 @@ VERBS = (
     "init",
     "faults",
     "judge-all",
+    "export",
+    "verify",
     "campaign",
 )
 # Slow to import, and not needed to print help or a clause. Recent versions of typer import
