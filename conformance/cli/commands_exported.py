@@ -20,9 +20,9 @@ Budget = Annotated[int, typer.Option(min=0, help="How many cases at most; 0: all
 
 
 def export(folder: Folder, claims: ClaimsOf, seed: SeedOfCases = 0, budget: Budget = 0) -> None:
-    """Write cases with their expected results and bounds, as safetensors.
+    """Write cases with expected results and bounds to files.
 
-    See docs/embedding.md for what a file holds.
+    They are safetensors; see docs/embedding.md for what each holds.
     """
     from mha.conformance.candidates.one import claims_from
     from mha.conformance.exported.cases import export as write

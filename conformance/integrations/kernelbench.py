@@ -56,11 +56,15 @@ def run_and_check_correctness(
 
 
 def _copied(x: Any) -> Any:
-    return x.clone() if isinstance(x, torch.Tensor) else x
+    if isinstance(x, torch.Tensor):
+        return x.clone()
+    return x
 
 
 def _placed(x: Any, device: torch.device | None, precision: torch.dtype) -> Any:
     """Return an input on the device, in the dtype if it is one of numbers."""
     if not isinstance(x, torch.Tensor):
         return x
-    return x.to(device=device, dtype=precision if x.is_floating_point() else x.dtype)
+    if not x.is_floating_point():
+        return x.to(device=device)
+    return x.to(device=device, dtype=precision)
