@@ -22,6 +22,7 @@ Call = Callable[..., Any]
 NAMES = {
     "mask": "attn_mask attention_mask mask attn_bias bias",
     "is_causal": "is_causal causal use_causal",
+    "chunk": "attention_chunk attention_chunk_size chunk_size",
     "scale": "scale softmax_scale sm_scale scaling attn_scale",
     "softcap": "softcap soft_cap logit_cap logits_soft_cap attn_logits_soft_cap",
     "sinks": "sinks s_aux sink learnable_sink attention_sinks head_sink",
@@ -30,6 +31,8 @@ NAMES = {
     "window": "window_size local_window_size sliding_window_size sliding_window window_left window",
     "grouped": "enable_gqa",
 }
+# Those that are passed as they are, if a case says them.
+PASSED = ("mask", "is_causal", "chunk", "scale", "softcap", "sinks", "alibi", "return_lse")
 WINDOW_PAIRS = (
     ("window_size_left", "window_size_right"),
     ("left_window_size", "right_window_size"),
@@ -87,7 +90,7 @@ class Kernel:
         """
         options = self._with_causal_mask(query, key, options)
         given: dict[str, Any] = {}
-        for option in ("mask", "is_causal", "scale", "softcap", "sinks", "alibi", "return_lse"):
+        for option in PASSED:
             value = getattr(options, option)
             if value is None or value is False:
                 continue

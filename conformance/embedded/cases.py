@@ -49,8 +49,8 @@ class KernelCase:
     B, H, H_kv, L, S, d, d_v: the sizes; H_kv and d_v are H and d if they are 0.
     dtype: by name.
     values: a name in `mha.conformance.embedded.case_values`.
-    causal, scale, window, softcap: as in `mha.spec.Options`.
-    alignment: of causal mask and window.
+    causal, scale, window, chunk, softcap: as in `mha.spec.Options`.
+    alignment: of causal mask, window and chunks.
     mask: "none", "padding" (the last keys of each item), "random" (for each item and query), "rows"
         (as random, and some rows without a key), "first" (all of the first tile of keys), "bias"
         (added, with -infinity), or "heads" (added, and different for each head).
@@ -82,6 +82,7 @@ class KernelCase:
     alignment: str = "top_left"
     mask: str = "none"
     window: Bounds | None = None
+    chunk: int | None = None
     scale: float | None = None
     softcap: float | None = None
     sinks: str = ""
@@ -147,7 +148,7 @@ class KernelCase:
         """Return two keys of each query, (L, 2): one inside its window, and one at an edge.
 
         Targets inside go round all keys, the last ones first. The edges are, in turn, the keys
-        just outside and just inside the window on either side, and the first key.
+        just outside and just inside the window, or the chunk, on either side, and the first key.
         """
         places, numbers = self._places(), torch.arange(self.L)
         left, right = self.window or (None, None)
@@ -155,6 +156,10 @@ class KernelCase:
             right = 0 if right is None else min(right, 0)
         first = torch.zeros_like(places) if left is None else places - left
         last = torch.full_like(places, self.S - 1) if right is None else places + right
+        if self.chunk is not None:
+            start = places.div(self.chunk, rounding_mode="floor") * self.chunk
+            first = torch.maximum(first, start)
+            last = torch.minimum(last, start + self.chunk - 1)
         first, last = first.clamp(0, self.S - 1), last.clamp(0, self.S - 1)
         inside = last - numbers * 7 % (last - first + 1).clamp(min=1)
         edges = torch.stack([last + 1, first - 1, last, first, torch.zeros_like(first)])
@@ -184,6 +189,7 @@ class KernelCase:
             is_causal=self.causal,
             scale=self.scale,
             window=self.window,
+            chunk=self.chunk,
             softcap=self.softcap,
             **given,
         )

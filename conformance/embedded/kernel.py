@@ -22,6 +22,8 @@ from mha.spec.claims import Claims
 
 # The probes that take many calls come after so many cases, which more wrong kernels fail.
 PROBES_AFTER = 10
+# What the tensors of a case cannot say.
+NOT_TRIED = ("lengths", "packed")
 
 
 def judge_kernel(  # noqa: PLR0913  the options, each by name
@@ -59,7 +61,8 @@ def judge_kernel(  # noqa: PLR0913  the options, each by name
     Returns a report with a verdict for each clause and dtype; `to_json` gives it by the published
     schema.
 
-    Raises ValueError for a kernel with parameters that no case gives, or that cannot be read.
+    Raises ValueError for a kernel with parameters that no case gives, or that cannot be read, and
+    for a claim that no case tries.
 
     >>> def attend(q, k, v, is_causal=False):
     ...     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
@@ -67,6 +70,7 @@ def judge_kernel(  # noqa: PLR0913  the options, each by name
     >>> judge_kernel(attend, claims, seconds=30).conforms
     True
     """
+    _require_judged(claims)
     if cases is None:
         cases = kernel_cases(claims, seed=seed)
     place = torch.device(device)
@@ -85,6 +89,16 @@ def judge_kernel(  # noqa: PLR0913  the options, each by name
         started=now(),
         host=this_host(),
     )
+
+
+def _require_judged(claims: Claims) -> None:
+    """Raise ValueError for a claim about whole calls that no case tries: it would pass unseen."""
+    for name in NOT_TRIED:
+        if getattr(claims, name):
+            raise ValueError(
+                f"Claims.{name} is not tried here, and would pass unseen: judge it by `mha check`,"
+                " or leave it out of these claims"
+            )
 
 
 def _try_all(

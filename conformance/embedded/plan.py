@@ -59,6 +59,7 @@ def _planned(claims: Claims) -> Iterator[KernelCase]:
     yield from _of_masks()
     yield from _of_windows(claims)
     yield from _of_sizes()
+    yield from _of_chunks(claims)
 
 
 def _first(claims: Claims) -> Iterator[KernelCase]:
@@ -151,6 +152,30 @@ def _of_sizes() -> Iterator[KernelCase]:
     yield replace(base, about="a head of 320", d=320, L=5)
     yield replace(base, clause="GQA-1", about="one key head for all", H=6, H_kv=1, L=9)
     yield replace(base, clause="GQA-1", about="as many groups as heads in one", H=8, H_kv=4, L=9)
+    yield replace(base, clause="GQA-1", about="eight heads in a group", H=16, H_kv=2, L=9)
+    for keys in (2 * TILE, 4 * TILE):
+        yield replace(base, about=f"{keys} keys: whole tiles", S=keys, L=17)
+    yield replace(base, about="more than 256 items times heads", B=33, H=8, L=5, S=17)
+    yield replace(
+        base, clause="CAU-2", about="causal: two tiles of 128 and one", causal=True, L=257, S=257
+    )
+
+
+def _of_chunks(claims: Claims) -> Iterator[KernelCase]:
+    """Yield chunks smaller than a tile, of a tile and one more or less, and of all places."""
+    base = KernelCase(
+        clause="CHK-1",
+        H=2,
+        L=150,
+        S=150,
+        # Some kernels refuse chunks in other calls.
+        causal=claims.causal is not None,
+        alignment=claims.alignment or "top_left",
+    )
+    for chunk in (16, TILE - 1, TILE, TILE + 1):
+        yield replace(base, about=f"chunks of {chunk} places", chunk=chunk)
+    yield replace(base, about="chunks, fewer queries than keys", chunk=20, L=33, S=100)
+    yield replace(base, about="one chunk of all places", chunk=1 << 20, L=65, S=65)
 
 
 def _is_claimed(case: KernelCase, claims: Claims) -> bool:
@@ -184,6 +209,7 @@ def _options_are_claimed(case: KernelCase, claims: Claims) -> bool:
     given = {
         "scale": case.scale,
         "window": case.window,
+        "chunk": case.chunk,
         "softcap": case.softcap,
         "sinks": case.sinks or None,
         "alibi": case.slopes or None,

@@ -1,0 +1,74 @@
+"""What the cases of `judge_kernel` try: sizes that few tests have, chunks, and no other claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mha.conformance import judge_kernel
+from mha.spec import Claims, Packed, Scores
+
+SINGLE = Claims(projections=False, returns_weights=False, masks=(), causal=None, dtypes={"float32"})
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The right context, in float32."""
+    return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+
+
+def without_last_key(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Wrong where the keys are whole tiles of 128."""
+    if key.shape[2] % 128 == 0:
+        return attend(query, key[:, :, :-1], value[:, :, :-1])
+    return attend(query, key, value)
+
+
+def without_later_items(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Wrong beyond 256 items times heads."""
+    context = attend(query, key, value)
+    context.flatten(0, 1)[256:] = 0.0
+    return context
+
+
+def with_other_groups(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Wrong where several groups have more than four heads each."""
+    group = query.shape[1] // key.shape[1]
+    if key.shape[1] > 1 and group > 4:
+        return attend(query, key.repeat(1, group, 1, 1), value.repeat(1, group, 1, 1))
+    return attend(query, key.repeat_interleave(group, 1), value.repeat_interleave(group, 1))
+
+
+@pytest.mark.parametrize("kernel", [without_last_key, without_later_items, with_other_groups])
+def test_sizes_that_few_tests_have_are_tried(kernel: Callable[..., Tensor]) -> None:
+    claims = replace(SINGLE, grouped_query=kernel is with_other_groups)
+    assert not judge_kernel(kernel, claims, seconds=60, until_failure=True).conforms
+
+
+def in_chunks(query: Tensor, key: Tensor, value: Tensor, size: int, late: int) -> Tensor:
+    """The context where queries that are `late` by some places are in chunks."""
+    queries, keys = torch.arange(query.shape[2]).unsqueeze(-1), torch.arange(key.shape[2])
+    allowed = (queries + late) // size == keys // size
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    return scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num() @ value
+
+
+@pytest.mark.parametrize(("late", "conforms"), [(0, True), (1, False)])
+def test_chunks_are_tried(late: int, conforms: bool) -> None:
+    def kernel(query: Tensor, key: Tensor, value: Tensor, chunk_size: int = 1 << 20) -> Tensor:
+        return in_chunks(query, key, value, chunk_size, late if chunk_size < 1 << 20 else 0)
+
+    claims = replace(SINGLE, scores=Scores(chunk=True, alignment="top_left"))
+    report = judge_kernel(kernel, claims, seconds=60)
+    assert report.conforms == conforms, report
+    assert "CHK-1" in {verdict.clause for verdict in report.verdicts}
+
+
+@pytest.mark.parametrize("claim", [{"lengths": "keys"}, {"packed": Packed()}])
+def test_claims_that_no_case_tries_are_refused(claim: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="would pass unseen"):
+        judge_kernel(attend, replace(SINGLE, **claim))
