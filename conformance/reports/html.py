@@ -78,6 +78,7 @@ def to_html(
         "pages": clause_pages,
     }
     rows = [*chain.from_iterable(family["rows"] for family in families)]
+    passing = sum(row["passes"] for row in rows)
     signs = set[str]().union(*(row["signs"] for row in rows))
     one_line = json.dumps(json.loads(report.to_json()))  # since the page is long
     return page("page.html.j2").render(
@@ -89,7 +90,7 @@ def to_html(
         summary=[_summary(name, own) for name, own in by_name.items()],
         sections=sections,
         families=families,
-        passing=sum(row["passes"] for row in rows),
+        passing=passing,
         classes=CLASSES,
         legend=legend(signs),
         clause_pages=clause_pages,

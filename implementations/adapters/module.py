@@ -22,7 +22,7 @@ from mha.implementations.adapters.construction import (
     fixed_dropout,
     module_class,
 )
-from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES, without_partial
+from mha.implementations.adapters.constructor_names import without_partial
 from mha.implementations.adapters.gradients import gradient_of, weight_gradients
 from mha.implementations.adapters.loading import (
     KEYS,
@@ -32,6 +32,7 @@ from mha.implementations.adapters.loading import (
     projects,
 )
 from mha.implementations.adapters.mask_forms import MaskFormat
+from mha.implementations.adapters.module_claims import module_claims, require_head_dim
 from mha.implementations.adapters.neutral import LEFT_OUT, LeftOut
 from mha.implementations.adapters.options import (
     FIELDS_OF_INPUTS,
@@ -46,17 +47,13 @@ from mha.implementations.adapters.options import (
     require_weights,
 )
 from mha.implementations.adapters.outputs import as_output
-from mha.implementations.adapters.reading import limits, read_parameters, read_signature
+from mha.implementations.adapters.reading import read_parameters, read_signature
 from mha.implementations.adapters.signature import Signature, forward_of
 from mha.implementations.adapters.tables import require_tables
 from mha.implementations.discovery.errors import ImplementationError
 from mha.spec import Claims, Config, Options, Output, Weights
 
 Parameters = Mapping[str, ParameterPath] | Callable[[Config], Mapping[str, ParameterPath]]
-
-
-# The forms of masks that are claimed by default.
-MASK_FORMS_OF = {"keep": {"bool"}, "drop": {"bool"}, "additive": {"bool", "float"}}
 
 
 def from_module(  # noqa: PLR0913  the public options, each by name
@@ -146,12 +143,12 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     if call is None:
         never_crosses = claims is not None and not claims.cross_attention
         signature = _signature(label, target, masks, inputs, self_attention=never_crosses)
-    claims = _claims(label, claims, masks, signature)
+    claims = module_claims(label, claims, masks, signature)
     if signature is not None:
         place = weights if isinstance(weights, int) else None
         call = call_by_name(label, signature, claims, inputs.layout, masks, place)
     assert call is not None
-    _require_head_dim(label, claims, arguments)
+    require_head_dim(label, claims, arguments)
     names = None if signature is None else signature.tables
     require_tables(label, claims.rotary, names, inputs.rotation_layout)
     attribute = weights if isinstance(weights, str) else None
@@ -197,41 +194,6 @@ def _signature(
         query_last=inputs.query_last,
     )
     return signature.with_rotations(of_pairs=inputs.rotation_pairs, layout=inputs.rotation_layout)
-
-
-def _claims(
-    label: str, claims: Claims | None, masks: MaskFormat, signature: Signature | None
-) -> Claims:
-    """Return the claims, or by default what masks, and calls by name, can express."""
-    convention = masks.convention
-    if claims is None:
-        if convention is None:
-            claims = Claims(masks=(), causal=None)
-        else:
-            claims = Claims(masks=MASK_FORMS_OF[convention])
-        if signature is not None:
-            claims = replace(claims, **limits(signature, masks, claims))
-        return claims
-    for claim in ("value_width", "lse"):
-        if getattr(claims, claim):
-            raise ImplementationError(
-                f"{label}: claims {claim}, which only a kernel can, adapted by from_kernel"
-            )
-    if convention is None and claims.masks:
-        raise ImplementationError(
-            f"{label}: mask=None declares that it takes no mask, but claims.masks is"
-            f" {sorted(claims.masks)}; claim masks=() or declare the convention"
-        )
-    return claims
-
-
-def _require_head_dim(label: str, claims: Claims, arguments: Mapping[str, str]) -> None:
-    """Raise ImplementationError for claimed widths of heads that the constructor does not take."""
-    if claims.own_head_dim and not {"head_dim", "config"} & set(arguments.values()):
-        raise ImplementationError(
-            f"{label}: claims own_head_dim, but none of the parameters of its constructor has a"
-            f" known name of head_dim ({', '.join(CONSTRUCTOR_NAMES['head_dim'])})"
-        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from mha.conformance.harness.known_bad.advice_on_options import OF_OPTIONS
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -67,12 +69,6 @@ LAYOUT = (
     "Where heads and items share an axis, repeat the mask as the heads lie in it:"
     " `mask.repeat_interleave(H, 0)`"
 )
-ROTATE = "Rotate queries and keys alike, each by its own position: `q, k = rotate(q), rotate(k)`."
-NORM = (
-    "Norm queries and keys alike, over the declared axes:"
-    " `x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()`."
-)
-# By how the diagnosis begins: of several, the longest counts.
 ADVICE: dict[str, Advice] = {
     "the scores are": Advice("SMX-6", f"{SCALE}."),
     "the scores are scaled as usual": Advice(
@@ -80,116 +76,6 @@ ADVICE: dict[str, Advice] = {
         "Multiply the scores by the scale that the call gives: ask `if scale is None`, not `scale"
         " or ...`.",
     ),
-    "the window has no effect": Advice(
-        "WIN-1", "Pass the window on, and use it on every path, the causal one too."
-    ),
-    "the window has one key too": Advice(
-        "WIN-1",
-        "Both bounds are inclusive: `(t >= p - left) & (t <= p + right)`, with p the query's"
-        " place.",
-    ),
-    "the window has its sides exchanged": Advice(
-        "WIN-1", "`left` is before the query's own key, and `right` after it."
-    ),
-    "the window is aligned at the other end": Advice(
-        "WIN-1",
-        "Count from p = i + S - L for bottom-right, and from p = i for top-left, as the causal mask"
-        " does.",
-    ),
-    "a side of the window without a bound": Advice(
-        "WIN-2", "Leave out the comparison of a side without a bound."
-    ),
-    "the chunks have no effect": Advice(
-        "CHK-1", "Compare `t // chunk` with `p // chunk`, beside mask, causality and window."
-    ),
-    "the chunks are read as a window": Advice(
-        "CHK-1", "A chunk begins at a multiple of its size: `t // chunk == p // chunk`."
-    ),
-    "the chunks have one place too": Advice(
-        "CHK-1", "Divide places that count from 0 by the size of a chunk, as it is given."
-    ),
-    "the chunks are aligned at the other end": Advice(
-        "CHK-1", "The place of query i is i + S - L for bottom-right, and i for top-left."
-    ),
-    "the lengths have no effect": Advice(
-        "LEN-1", "Set the scores of keys at and after an item's length to -inf."
-    ),
-    "the first key after an item's own": Advice(
-        "LEN-1", "Lengths count keys: `t < length` is what an item has."
-    ),
-    "places count from the lengths with padding": Advice(
-        "LEN-1", "Bottom-right, the place of query i of an item is i + its keys - its queries."
-    ),
-    "places count from the numbers of all tokens": Advice(
-        "PAK-1", "Bottom-right, the place of query i of a sequence is i + its keys - its queries."
-    ),
-    "as many keys are read for each sequence": Advice(
-        "PAK-1", "Read keys up to the next offset, and mask what is after it in the last tile."
-    ),
-    "the lengths of the first item": Advice(
-        "LEN-1", "Each item has lengths of its own: index them by the item, and not by the head."
-    ),
-    "the softcap has no effect": Advice(
-        "CAP-1", "`scores = cap * torch.tanh(scores / cap)`, where there is a cap."
-    ),
-    "the softcap acts": Advice("CAP-1", "Scale, cap, add the bias, mask: in this order."),
-    "the sinks have no effect": Advice(
-        "SNK-1", "Add `exp(sink - maximum)` to the sum of each row, once."
-    ),
-    "the sinks are": Advice(
-        "SNK-1", "A sink is a score: add `exp(sink - maximum)` to the sum, with no scale."
-    ),
-    "the sink of the first head": Advice(
-        "SNK-1", "Each query head has a sink of its own: `sinks.view(-1, 1, 1)`."
-    ),
-    "the slopes of ALiBi have no effect": Advice(
-        "ALB-1", "Add `slope * (t - p)` to the scores of each head."
-    ),
-    "the bias of ALiBi has the opposite sign": Advice(
-        "ALB-1", "Far keys get the lower scores: `slope * (t - p)`."
-    ),
-    "the slope of the first head": Advice(
-        "ALB-1", "Each query head has a slope of its own: `slopes.view(-1, 1, 1)`."
-    ),
-    "the slopes of the first item": Advice(
-        "ALB-1", "Slopes (B, H) are of items and heads: `slopes[:, :, None, None]`."
-    ),
-    "the slopes of ALiBi are 2^(-8j/H)": Advice(
-        "ALB-2",
-        "Take n = 2^floor(log2 H): the first n slopes are 2^(-8j/n), the others odd powers of"
-        " 2^(-4/n).",
-    ),
-    "the slopes of ALiBi begin with 1": Advice(
-        "ALB-2", "The first slope is 2^(-8/n): j begins at 1."
-    ),
-    "the scores depend on positions": Advice(
-        "ROT-1", "If that is meant, claim it, `Claims(rotary=Rotary(...))`; else leave it out."
-    ),
-    "the queries and keys are normed": Advice(
-        "QKN-1", "If that is meant, claim it, `Claims(qk_norm=QkNorm(...))`, and a rotation too."
-    ),
-    "queries and keys are not rotated": Advice("ROT-1", ROTATE),
-    "the keys are not rotated": Advice("ROT-1", ROTATE),
-    "the queries are not rotated": Advice("ROT-1", ROTATE),
-    "the pairs of columns that are rotated": Advice(
-        "ROT-1",
-        "Turn column m with column m + r / 2 (`x.chunk(2, -1)`) for halves, or with its neighbour"
-        " (`x[..., 0::2], x[..., 1::2]`), as the weights were trained.",
-    ),
-    "the rotation is in the other direction": Advice(
-        "ROT-1", "`first * cos - second * sin, second * cos + first * sin`, in this order."
-    ),
-    "the base of the rotation": Advice(
-        "ROT-1", "Take the base (`rope_theta`) from the model that the weights are of."
-    ),
-    "the positions of each call": Advice(
-        "ROT-1", "Add the length of the cache to the positions of new queries and keys."
-    ),
-    "queries and keys are not normed": Advice("QKN-1", NORM),
-    "the keys are not normed": Advice("QKN-1", NORM),
-    "the queries are not normed": Advice("QKN-1", NORM),
-    "the norm of queries and keys": Advice("QKN-1", NORM),
-    "the weight of the norm": Advice("QKN-1", "Multiply by the weight after the division."),
     "the scores are of the opposite sign": Advice(
         "SMX-6", "Remove the minus before the scores or the scale."
     ),
@@ -392,6 +278,7 @@ ADVICE: dict[str, Advice] = {
         "GRD-1", "Look for a factor in this part of the backward pass, or a sum done twice."
     ),
 }
+ADVICE |= {beginning: Advice(*clause_and_fix) for beginning, clause_and_fix in OF_OPTIONS.items()}
 # "only the first 64 columns of a head" is about columns, whatever their number is.
 NUMBERED = re.compile(r"(?<=only the first )\d+ (?=columns)")
 
