@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from mha.implementations.adapters.mask_forms import MaskFormat, Sizes, allow_all, shape_mask
-from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING
+from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING, WIDE_LENGTHS
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.reading import limits
-from mha.implementations.adapters.score_arguments import ScoreArguments
+from mha.implementations.adapters.score_arguments import OF_LENGTHS, ScoreArguments
 from mha.implementations.adapters.signature import Signature
 from mha.implementations.adapters.tables import table_of
 from mha.implementations.discovery.errors import ImplementationError, UnsupportedCallError
@@ -204,6 +204,8 @@ class CallByName:
             if self.signature.pairs:
                 shape = (sizes[2], self.head_dim // 2)
             return _no_rotation(name, query, shape)
+        if (name,) in (self.signature.scores.get(option) for option in OF_LENGTHS):
+            return self._all_lengths(name, query, sizes)
         if NEUTRAL_MEANING.get(name) == "zeros":
             return torch.zeros(sizes[0], sizes[2], dtype=torch.long, device=query.device)
         values = {
@@ -220,6 +222,15 @@ class CallByName:
         if self.of_heads:  # the scale is known for heads only
             values["scale"] = query.shape[-1] ** -0.5
         return values.get(NEUTRAL_MEANING.get(name, ""))
+
+    def _all_lengths(self, name: str, query: Tensor, sizes: Sizes) -> Tensor:
+        """Return lengths of items that leave out no key, or no query."""
+        batch, _, queries, keys = sizes
+        length = keys
+        if self.signature.scores.get("query_lengths") == (name,):
+            length = queries
+        dtype = torch.int64 if name in WIDE_LENGTHS else torch.int32
+        return torch.full((batch,), length, dtype=dtype, device=query.device)
 
     def _sizes(self, query: Tensor, key: Tensor) -> Sizes:
         """Return B, H, L and S; without a batch, B is 1."""

@@ -60,6 +60,13 @@ def of_jax(
     return attend(query, key, value, allowed)
 
 
+def of_decoding(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, causal: bool = False
+) -> Tensor:
+    """Take lengths always, as kernels of decoding do."""
+    return of_flash_attention(q, k_cache, v_cache, causal, cache_seqlens.clone())
+
+
 def aligned_to_the_room(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, seqused_k: Tensor | None = None
 ) -> Tensor:
@@ -73,7 +80,11 @@ def aligned_to_the_room(
 
 @pytest.mark.parametrize(
     ("kernel", "lengths", "causal"),
-    [(of_flash_attention, "keys", "bottom_right"), (of_jax, "both", "top_left")],
+    [
+        (of_flash_attention, "keys", "bottom_right"),
+        (of_decoding, "keys", "bottom_right"),
+        (of_jax, "both", "top_left"),
+    ],
 )
 def test_lengths_are_found_and_conform(
     kernel: Callable[..., Tensor], lengths: str, causal: str
