@@ -37,8 +37,11 @@ def long_rows_are_within_the_bound(session: Session, case: Case) -> None:
     case = _sometimes_transposed(session, case)
     rows = torch.randperm(case.L, generator=case.generator)[:SAMPLED_ROWS].sort().values
     rows[-1] = case.L - 1
-    if session.claims.rotary:  # angles are less accurate in later rows
+    # Small errors show where rounding has little room: where angles are small, or keys few.
+    if session.claims.rotary:
         rows[0] = min(2, case.L - 1)
+    elif case.causal:
+        rows[0] = 0
     _expect_rows(session, case, rows)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mha.implementations.inference.infer import infer
-from support.judging import expect_conforms, expect_fail, expect_pass
+from support.judging import expect_conforms, expect_fail, expect_pass, judged
 from support.plain import Plain
 from support.readings import evidence, findings, is_tested
 from support.right_classes import Heads, Separate, hidden
@@ -81,6 +81,19 @@ def test_class_is_read_as_it_is_and_conforms(cls: type[nn.Module]) -> None:
 
 def test_no_keys_give_zeros_though_a_row_without_an_allowed_key_is_nan() -> None:
     expect_pass(CausalFlagFromTheEnd, "SHP-5")
+
+
+class AlwaysCausal(Separate):
+    """Of one input, as in GPT-2."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        return self.attend(x, x, x, hidden(causal).to(x.dtype))[0]
+
+
+def test_small_errors_show_in_sampled_rows_of_causal_calls() -> None:
+    report = judged(infer(AlwaysCausal), ["NUM-5"])
+    assert [verdict.status for verdict in report.verdicts] == ["pass"]
 
 
 class HidesTwice(Plain):
