@@ -60,6 +60,7 @@ class Rotation:
     def of(rotary: Rotary, positions: Tensor, head_dim: int, units: Units) -> Rotation:
         """Return the rotation at positions (length,) in float64.
 
+        >>> from mha.spec.units import units_of
         >>> one = Rotation.of(Rotary(), torch.ones(1).double(), 2, units_of(torch.float32))
         >>> one.forward(Ball.exact(torch.tensor([[1.0, 0.0]]))).mid
         tensor([[0.5403, 0.8415]], dtype=torch.float64)
