@@ -203,7 +203,9 @@ class KernelCase:
         draws = torch.rand(shape, generator=generator, dtype=torch.float64)
         keys = torch.arange(self.S)
         if self.mask == "padding":
-            lengths = self.S - 1 - torch.arange(self.B) * 5 % max(1, self.S - 1)
+            # A key of the first item is hidden, and a third of them more of each next one.
+            step = max(1, self.S // 3)
+            lengths = self.S - 1 - torch.arange(self.B) * step % max(1, self.S - 1)
             return (keys < lengths.view(-1, 1, 1, 1)).expand(shape).clone()
         if self.mask == "first":
             return (keys >= TILE).expand(shape).clone()

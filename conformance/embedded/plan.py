@@ -106,6 +106,8 @@ def _of_values() -> Iterator[KernelCase]:
         base, clause="NUM-5", about="many keys", B=1, H=2, L=16, S=4099, d=32, values="targets"
     )
     yield replace(base, clause="SMX-4", about="scores in the hundreds", values="large")
+    about = "scores in the hundreds, in long rows"
+    yield replace(base, clause="NUM-5", about=about, values="large", B=1, L=4, S=2100, d=32)
     yield replace(base, about="one large key among many small ones", values="one_large", S=300)
     yield replace(base, about="one small key among many large ones", values="one_small", S=300)
     about = "a first tile that is masked, all scores far below 0"
@@ -124,7 +126,18 @@ def _of_masks() -> Iterator[KernelCase]:
     yield replace(base, clause="MSK-11", about="a float mask", mask="bias")
     about = "more than 256 items times heads, each with a mask of its own"
     yield replace(base, clause="MSK-6", about=about, mask="heads", B=33, H=8, L=5, S=17)
-    yield replace(base, clause="CAU-4", about="causal and padding", causal=True, mask="padding")
+    about = "causal and padding, which hides keys that the causal mask shows"
+    causal = replace(base, clause="CAU-4", about=about, causal=True, B=3, L=65)
+    yield replace(causal, mask="padding")
+    yield replace(base, about="one query with a mask", mask="random", L=1)
+    yield replace(base, clause="MSK-8", about="one key, hidden from some", mask="rows", S=1, L=7)
+    about = "wide heads, long rows, and rows without a key"
+    yield replace(base, clause="MSK-8", about=about, mask="rows", d=128, S=1030, L=7, B=1)
+    for items, heads in ((66, 2), (2, 64), (17, 16)):
+        about = f"{items} items of {heads} heads, each with a mask of its own"
+        many = replace(base, clause="MSK-6", about=about, B=items, H=heads, L=3, S=9, d=16)
+        yield replace(many, mask="heads")
+        yield replace(many, mask="random")
 
 
 def _of_windows(claims: Claims) -> Iterator[KernelCase]:
@@ -149,6 +162,8 @@ def _of_sizes() -> Iterator[KernelCase]:
         yield replace(base, about=f"{keys} keys", S=keys, L=keys % 33 + 1)
     yield replace(base, clause="SHP-7", about="keys expanded over the batch", expanded=True, B=3)
     yield replace(base, about="a head of 256", d=256, L=9)
+    yield replace(base, about="a head of an odd width", d=7, L=9)
+    yield replace(base, about="a head of one column", d=1, L=9)
     yield replace(base, about="a head of 320", d=320, L=5)
     yield replace(base, clause="GQA-1", about="one key head for all", H=6, H_kv=1, L=9)
     yield replace(base, clause="GQA-1", about="as many groups as heads in one", H=8, H_kv=4, L=9)
