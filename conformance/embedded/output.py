@@ -37,8 +37,8 @@ def judge_output(  # noqa: PLR0913  the options, each by name
 
     It is a pure function: it keeps and prints nothing, and changes neither its arguments nor
     torch's settings. It computes in float64 on the device of the tensors, some rows at a time;
-    beside them it needs about 250 MiB, or 200 bytes for each number of the keys of one head if
-    that is more.
+    beside them it needs about 300 MiB, or 120 bytes for each number of the keys and values of one
+    head if that is more.
 
     inputs: query, key and value, or a mapping with these names, on one device: (B, H, L, d_k),
         (B, H_kv, S, d_k) and (B, H_kv, S, d_v), in `layout`.
