@@ -1,4 +1,4 @@
-"""Faults with the mechanisms of public bug reports on kernels, each its own."""
+"""Mechanisms of public bug reports on kernels: faults that WIN, LSE, GQA, HED and GRD must catch."""
 
 from __future__ import annotations
 
