@@ -1,4 +1,4 @@
-"""Mechanisms of public bug reports on kernels: faults that WIN, LSE, GQA, HED and GRD must catch."""
+"""Faults from public reports on kernels, which WIN, LSE, GQA, HED and GRD must catch."""
 
 from __future__ import annotations
 
