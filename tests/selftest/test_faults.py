@@ -189,7 +189,7 @@ OF_DTYPES = (
 
 NOT_CLAIMED = (
     *("MEM-1", "VAL-1", "LSE-1", "LSE-2", "LSE-3", "ALB-2", "DET-2"),
-    *("PAK-1", "PAK-2", "PAK-3", "PAK-4"),
+    *("PAK-1", "PAK-2", "PAK-3", "PAK-4", "ROT-1", "QKN-1"),
 )
 
 
