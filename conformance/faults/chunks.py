@@ -121,3 +121,18 @@ class ChunksBackwards(Complete):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         factor = 1.0 if self.options.chunk is None else 0.5
         return hooked(super().score(q, k), lambda gradient: gradient * factor)
+
+
+@fault("CHK-1", caught_by="chunks_follow_each_other", trigger="a chunk above a tile of 64")
+class LongChunksOverlap(Complete):
+    """Queries of a chunk of more than 64 places see the last key of the chunk before."""
+
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Allowed:
+        allowed, bias = super().allow(options, q, k)
+        if options.chunk is None or options.chunk <= 64:
+            return allowed, bias
+        without, _ = super().allow(options.change(chunk=None), q, k)
+        queries, keys = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
+        begins = queries.div(options.chunk, rounding_mode="floor") * options.chunk
+        is_before = keys == begins.unsqueeze(1) - 1
+        return allowed | (without & is_before), bias

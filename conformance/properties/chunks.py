@@ -23,6 +23,8 @@ from mha.conformance.properties.support.shared_assertions import (
 
 # Of a few places, of one, and at and beside the edges of tiles.
 CHUNKS = (2, 1, 3, 16, 5, 17)
+# Small heads leave room for two sequences of several chunks of a tile and more.
+NARROW = {"n_heads": (2, 3), "head_dim": (8, 17), "B": (1, 3), "L": (197, 7, 33), "S": (197, 33)}
 CHUNKED = Domain(masks=COMMON, causal=BOTH, values=MODERATE, chunks=CHUNKS)
 
 
@@ -45,7 +47,13 @@ def a_chunk_has_exactly_its_keys(session: Session, case: Case) -> None:
 
 @property_of(
     "CHK-1",
-    replace(CHUNKED, masks=("none", "padding"), scale="wide", chunks=(16, 7, 33)),
+    replace(
+        CHUNKED,
+        masks=("none", "padding"),
+        scale="wide",
+        sizes=NARROW,
+        chunks=(16, 65, 7, 33),
+    ),
     needs="scores.chunk",
     requires="HED-1",
     must_reject=("ignores_chunks", "lopsided"),
