@@ -14,7 +14,7 @@ from mha.implementations.adapters.mask_forms import MaskFormat, Sizes, allow_all
 from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING, WIDE_LENGTHS
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.reading import limits
-from mha.implementations.adapters.score_arguments import OF_LENGTHS, ScoreArguments
+from mha.implementations.adapters.score_arguments import ScoreArguments
 from mha.implementations.adapters.signature import Signature
 from mha.implementations.adapters.tables import table_of
 from mha.implementations.discovery.errors import ImplementationError, UnsupportedCallError
@@ -204,7 +204,7 @@ class CallByName:
             if self.signature.pairs:
                 shape = (sizes[2], self.head_dim // 2)
             return _no_rotation(name, query, shape)
-        if (name,) in (self.signature.scores.get(option) for option in OF_LENGTHS):
+        if name in self.signature.lengths:
             return self._all_lengths(name, query, sizes)
         if NEUTRAL_MEANING.get(name) == "zeros":
             return torch.zeros(sizes[0], sizes[2], dtype=torch.long, device=query.device)

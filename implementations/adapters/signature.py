@@ -97,6 +97,12 @@ class Signature:
         return replace(self, rotations=rotations, pairs=of_pairs, rotation=layout, alone=alone)
 
     @property
+    def lengths(self) -> frozenset[str]:
+        """The names of the lengths of the items of a dense batch."""
+        found = [*self.scores.get("key_lengths", ()), *self.scores.get("query_lengths", ())]
+        return frozenset(found)
+
+    @property
     def guesses_mask(self) -> bool:
         """Whether the name of its mask is not known, so that it may be something else."""
         return self.mask is not None and self.mask not in OPTION_NAMES["mask"]

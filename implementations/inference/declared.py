@@ -216,7 +216,9 @@ class Declared:
     @property
     def unknown_inputs(self) -> list[str]:
         """The parameters that each call requires, and whose names say nothing."""
-        return [name for name in self.signature.others if name not in NEUTRAL_MEANING]
+        lengths = self.signature.lengths
+        others = (name for name in self.signature.others if name not in lengths)
+        return [name for name in others if name not in NEUTRAL_MEANING]
 
     @property
     def may_leave_out_memory(self) -> bool:

@@ -366,6 +366,8 @@ def _given_rows(declared: Declared) -> Iterator[Row]:
     if declared.claimed("rotary"):  # what says how heads are rotated is in a row of its own
         others = tuple(name for name in others if name not in declared.signature.tables)
     neutral = [_given(name, declared) for name in others if name in NEUTRAL_MEANING]
+    lengths = [name for name in others if name in declared.signature.lengths]
+    neutral += [f"{name} of all tokens" for name in lengths]
     if neutral:
         yield Row("given", ", ".join(neutral), "by name")
     if declared.unknown_inputs:

@@ -102,3 +102,10 @@ def test_alignment_to_the_room_for_keys_is_named() -> None:
     assert "assumed by its name" in " ".join(inference.report().split())
     verdict = expect_fail(inference, "LEN-1")
     assert "places count from the lengths with padding" in verdict.diagnosis
+
+
+def test_required_lengths_are_of_all_tokens_where_a_call_says_none() -> None:
+    shown = " ".join(infer_kernel(of_decoding).report().split())
+    assert "cache_seqlens of all tokens" in shown
+    assert "no known meaning" not in shown
+    assert "not judged" not in shown
