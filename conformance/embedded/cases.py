@@ -58,6 +58,7 @@ class KernelCase:
     slopes: whether there are slopes of ALiBi.
     lse: whether the log-sum-exp is asked for.
     expanded: key and value are one item's, expanded over the batch.
+    strided: the columns of a head are some of longer rows in memory, as in a packed projection.
     seed: of all random numbers.
 
     >>> case = KernelCase(clause="NUM-1", L=3, S=5, seed=1)
@@ -89,6 +90,7 @@ class KernelCase:
     slopes: bool = False
     lse: bool = False
     expanded: bool = False
+    strided: bool = False
     seed: int = 0
 
     def __repr__(self) -> str:

@@ -170,6 +170,7 @@ def _of_sizes() -> Iterator[KernelCase]:
     yield replace(base, clause="GQA-1", about="eight heads in a group", H=16, H_kv=2, L=9)
     for keys in (2 * TILE, 4 * TILE):
         yield replace(base, about=f"{keys} keys: whole tiles", S=keys, L=17)
+    yield replace(base, clause="SHP-7", about="heads in longer rows", strided=True, L=65)
     yield replace(base, about="more than 256 items times heads", B=33, H=8, L=5, S=17)
     yield replace(
         base, clause="CAU-2", about="causal: two tiles of 128 and one", causal=True, L=257, S=257

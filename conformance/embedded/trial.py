@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,7 +62,8 @@ class Trial:
             if case.expanded and x is not built.query:
                 laid_out.append(self.kernel.layout.from_contract(copy[:1].expand(x.shape)))
             else:
-                laid_out.append(self.kernel.layout.from_contract(copy).contiguous())
+                dense = self.kernel.layout.from_contract(copy).contiguous()
+                laid_out.append(_in_longer_rows(dense) if case.strided else dense)
         return laid_out
 
     def judge(self, case: KernelCase) -> None:
@@ -94,7 +96,9 @@ class Trial:
             raise
         except Exception as error:  # whatever the kernel raises
             message = f"the call raised {type(error).__name__}: {error}"
-            self.findings.fail(case.clause, case, message)
+            # Inputs that are not dense may be refused (SHP-7).
+            is_dense = not (case.expanded or case.strided)
+            self.findings.fail(case.clause, case, message, decisive=is_dense)
             return None
         for clause, message in watch.problems():
             self.findings.fail(clause, case, message)
@@ -185,6 +189,12 @@ class Trial:
             self.findings.of("STA-2", case).examples += 1
             if not same_bits(result, copy):
                 self.findings.fail("STA-2", case, "a later call changed an earlier result")
+
+
+def _in_longer_rows(x: Tensor) -> Tensor:
+    """Return equal numbers, each row of them before as many NaN in memory."""
+    longer = torch.cat([x, torch.full_like(x, math.nan)], -1)
+    return longer[..., : x.shape[-1]]
 
 
 def _watched(inputs: Sequence[Tensor], options: Options) -> Iterator[Watched]:

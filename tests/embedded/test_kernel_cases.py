@@ -49,6 +49,29 @@ def test_sizes_that_few_tests_have_are_tried(kernel: Callable[..., Tensor]) -> N
     assert not judge_kernel(kernel, claims, seconds=60, until_failure=True).conforms
 
 
+def of_dense_rows(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Read inputs as if they were dense."""
+    read = []
+    for x in (query, key, value):
+        is_shorter = x.untyped_storage().nbytes() < x.numel() * x.element_size()
+        strides = torch.empty(x.shape, device="meta").stride()
+        read.append(x if is_shorter else x.as_strided(x.shape, strides))
+    return attend(*read)
+
+
+def refuses_strides(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Right, for dense inputs only."""
+    if not all(x.is_contiguous() for x in (query, key, value)):
+        raise RuntimeError("inputs must be contiguous")
+    return attend(query, key, value)
+
+
+def test_strides_are_read_or_refused() -> None:
+    report = judge_kernel(of_dense_rows, SINGLE, seconds=60)
+    assert report.failing == "SHP-7"
+    assert judge_kernel(refuses_strides, SINGLE, seconds=60).conforms
+
+
 def in_chunks(query: Tensor, key: Tensor, value: Tensor, size: int, late: int) -> Tensor:
     """The context where queries that are `late` by some places are in chunks."""
     queries, keys = torch.arange(query.shape[2]).unsqueeze(-1), torch.arange(key.shape[2])
