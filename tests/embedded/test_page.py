@@ -37,4 +37,6 @@ def test_the_lines_to_paste_run() -> None:
     names |= {"device": "cpu", "kernel": kernel, "call": call}
     exec(program, names)
     assert names["verdict"].ok, names["verdict"].text
-    assert {verdict.status for verdict in names["report"].verdicts} == {"pass"}
+    statuses = {verdict.status for verdict in names["report"].verdicts}
+    # How far it gets depends on the machine: this kernel has no name for a scale.
+    assert statuses - {"not_claimed"} == {"pass"}
