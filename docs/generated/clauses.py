@@ -20,7 +20,9 @@ from mha.spec.clauses import FAMILIES, KINDS
 WAIVERS = ("implementations/waivers.toml", "implementations/ecosystem/waivers.toml")
 LEVELS = {
     "MUST": "a violation fails the run",
-    "SHOULD": "advice: a violation is reported, and fails a strict run only",
+    "SHOULD": (
+        "advice: a violation is reported, and fails a run only with `--strict` or `--require {id}`"
+    ),
     "MAY": "it applies to implementations that claim the capability",
 }
 # Without a place of its own in the navigation, which every page has: 26 families are enough there.
@@ -76,7 +78,7 @@ def page(clause: Clause) -> str:
         since=clause.since,
         statement=linked(clause.statement),
         sections="\n".join(_sections(clause)),
-        level_means=LEVELS[clause.level],
+        level_means=LEVELS[clause.level].format(id=clause.id),
         kind_means=KINDS[clause.kind],
         tested=_tested(clause),
         faults=_faults(clause),

@@ -19,7 +19,6 @@ NAVIGATION: Mapping[str, Mapping[str, str]] = {
         "Accept a known failure": "how-to/waivers.md",
         "Write and compare reports": "how-to/reports.md",
         "Judge sharded attention": "sharding.md",
-        "Embed the judge": "embedding.md",
         "Run a campaign": "campaign.md",
         "Compare speed": "speed.md",
     },
