@@ -118,6 +118,7 @@ def faulty(tmp_path: Path) -> str:
     return f"{path}:implementation"
 
 
+@pytest.mark.slow
 def test_failure_is_described_once_and_the_verdict_is_last_in_ci(
     faulty: str, tmp_path: Path
 ) -> None:

@@ -254,6 +254,7 @@ check(registry.implementation_of(Swallows), "quick", clauses=["SHP-1"], dtypes=[
 """
 
 
+@pytest.mark.slow
 def test_interrupt_that_the_implementation_swallows_ends_the_run() -> None:
     # In a process of its own: the workers of pytest-xdist do not react to interrupts.
     done = subprocess.run(

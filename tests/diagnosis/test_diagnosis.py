@@ -93,6 +93,7 @@ def test_clauses_that_fail_in_consequence_have_one_diagnosis(cls: type) -> None:
     assert {verdict.fix for verdict in failed.verdicts} == {fix_of(text)}
 
 
+@pytest.mark.slow
 def test_planted_defect_outside_of_the_catalogue_has_no_diagnosis() -> None:
     failed = check(
         implementation_of(MaskOfNextItem),
@@ -149,6 +150,7 @@ def without_diagnosis(report: Report) -> list[Verdict]:
     return [replace(verdict, **added) for verdict in report.verdicts]
 
 
+@pytest.mark.slow
 def test_diagnosis_changes_no_other_field(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"profile": "quick", "clauses": ["SMX-6", "EQV-1", "EQV-2"], "dtypes": ["float32"]}
     for name in ("Unscaled", "SecondCall"):
@@ -159,6 +161,7 @@ def test_diagnosis_changes_no_other_field(monkeypatch: pytest.MonkeyPatch) -> No
         assert without_diagnosis(with_diagnosis) == without_diagnosis(without)
 
 
+@pytest.mark.slow
 def test_calls_that_should_be_refused_or_are_empty_are_no_evidence() -> None:
     for name in ("Zeros", "NoValidation", "MaskCropped"):
         failed = check(

@@ -72,6 +72,7 @@ def test_first_wrong_step_is_named(cls: type[nn.Module], dtype: str) -> None:
     assert verdict.steps == STEPS[cls]
 
 
+@pytest.mark.slow
 def test_right_class_has_no_wrong_step() -> None:
     assert {
         verdict.steps for verdict in check(loop, "quick", clauses="NUM", dtypes="float32").verdicts

@@ -195,6 +195,7 @@ def test_worker_of_xdist_ends_where_a_call_does_not_return(limited: Path) -> Non
     assert [each.status for each in read(LAST).verdicts] == ["pass", "fail"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only there do such calls end their process alone"
 )

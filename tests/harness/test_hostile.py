@@ -218,6 +218,7 @@ def test_implementation_that_ends_its_process_fails_and_the_others_are_judged() 
     assert "loop: CONFORMS: 1 answer right" in done.stdout
 
 
+@pytest.mark.slow
 def test_memory_limit_of_the_shell_fails_one_implementation() -> None:
     command = (
         f"ulimit -d 1500000; {sys.executable} -m pytest conformance -k SHP-1 --mha-impl"

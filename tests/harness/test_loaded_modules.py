@@ -81,6 +81,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 CLAUSES = ["HED-1", "NUM-1", "STA-5"]
 
 
+@pytest.mark.slow
 def test_modules_that_raise_change_no_verdict(hostile: dict[str, Any]) -> None:
     report = check(attend, "quick", clauses=CLAUSES, dtypes=["float32"])
     assert {verdict.clause: verdict.status for verdict in report.verdicts} == dict.fromkeys(

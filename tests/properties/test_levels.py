@@ -299,6 +299,7 @@ def test_strict_run_raises_advice() -> None:
     assert check(Plain, "quick", clauses="SHP-8", dtypes="float32", strict=True).exit_status == 1
 
 
+@pytest.mark.slow
 def test_masks_that_are_added_are_given_the_lowest_number_where_infinity_gives_nan() -> None:
     resolved = as_resolved(AddsMasks)
     assert resolved.inference is not None

@@ -65,7 +65,7 @@ def clauses_of(name: str) -> list[str]:
     return [clause for clause, found in (("ROT-1", positions), ("QKN-1", norm)) if found]
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", FOUND)
 def test_decoder_is_understood_and_conforms(name: str) -> None:
     expect_pass(understood(name), "HED-1", "CAU-2", "MSK-3", *clauses_of(name))
@@ -87,7 +87,7 @@ def keys_not_normed(cls: type[nn.Module]) -> type[nn.Module]:
     return KeysNotNormed
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", FOUND)
 def test_planted_fault_fails(name: str) -> None:
     """The declaration of the right class, with the class of a fault."""

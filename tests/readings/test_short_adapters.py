@@ -221,6 +221,7 @@ class Wrapped(nn.Module):
         return self.inner(query, key, value, attn_mask=attn_mask, average_attn_weights=False)
 
 
+@pytest.mark.slow
 def test_masks_of_heads_beside_items_conform() -> None:
     """A causal mask that is joined, and one that heads share, must be given to each head."""
     wrapped = from_module(

@@ -127,6 +127,7 @@ def test_cap_without_an_effect_is_said() -> None:
     expect_fail(inference, "EFF-1", "softcap=")
 
 
+@pytest.mark.slow
 def test_tangent_that_overflows_fails() -> None:
     inference = infer_kernel(overflowing)
     assert inference.implementation.claims.scores.softcap == "before_bias"

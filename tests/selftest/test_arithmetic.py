@@ -130,6 +130,7 @@ def test_an_error_that_is_not_of_products_is_not_found_to_be() -> None:
     assert infer(Larger).implementation.claims.rounding == Rounding()
 
 
+@pytest.mark.slow
 def test_rounding_that_hides_wrong_answers_is_no_fault_of_the_judge() -> None:
     """GRD-1 cannot tell what the gradients dropped within the bound of products in bfloat16."""
     row = Arithmetic(with_factors(products.bf16), ("float32",), Rounding(products="bf16"))
