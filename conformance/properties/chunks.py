@@ -100,8 +100,9 @@ def a_chunk_of_everything_equals_none(session: Session, case: Case) -> None:
     assume_answered(session, problem)
     with options_refused_without_causal(session, problem):
         output = session(problem).output
-    expected = session.expected(plain).output
-    expect_close(output, expected, because="the oracle's value without chunks")
+    expect_close(
+        output, session.expected(plain).output, because="the oracle's value without chunks"
+    )
     expect_agree(
         output,
         session(plain).output,

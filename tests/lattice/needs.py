@@ -42,6 +42,11 @@ def _dropout(point: Point) -> bool:
     return point.dropout != "none"
 
 
+# Families of what no class of the lattice claims.
+OF_OTHERS = (
+    *("ALB-", "CAP-", "CHK-", "CMP-", "DET-", "DST-", "EFF-", "INC-", "LEN-", "LSE-", "MEM-"),
+    *("PAK-", "QKN-", "ROT-", "SNK-", "WIN-"),
+)
 # What a clause needs, where it is not judged for all.
 NEEDS: dict[str, Need] = {
     "CFG-1": lambda point: point.heads != "wide",
@@ -77,15 +82,8 @@ NEEDS: dict[str, Need] = {
     **dict.fromkeys(("DRP-1", "DRP-2", "DRP-3"), _dropout),
     "DRP-5": lambda point: point.dropout == "weights",
     "DRP-4": lambda point: _dropout(point) and _per_head_weights(point),
-    **{
-        clause: _never
-        for clause in CLAUSES
-        if clause.startswith(("CMP-", "DST-", "INC-", "LSE-", "MEM-"))
-    },
+    **{clause: _never for clause in CLAUSES if clause.startswith(OF_OTHERS)},
     **dict.fromkeys(("SCL-1", "VAL-1", "XAT-1"), _never),
-    **dict.fromkeys(
-        ("ALB-1", "CAP-1", "CAP-2", "CAP-3", "EFF-1", "SNK-1", "SNK-2", "WIN-1", "WIN-2"), _never
-    ),
     "GQA-1": lambda point: point.heads == "grouped",
 }
 

@@ -139,10 +139,10 @@ def rms_norm(x: Tensor) -> Tensor:
 
 
 class NormedByFunction(Plain):
-    """It normalises queries and keys by a function of its file."""
+    """It normalises its output by a function of its file."""
 
-    def place(self, q: Tensor) -> Tensor:
-        return rms_norm(q)
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return rms_norm(super().forward(x, mask))
 
 
 class Gated(Plain):
