@@ -240,6 +240,7 @@ def test_waiver_that_one_seed_needs_is_not_stale() -> None:
     assert [verdict.status for verdict in merge(given, across_seeds=True).verdicts] == ["waived"]
 
 
+@pytest.mark.slow
 def test_crash_timeout_and_lack_of_memory_are_results(tmp_path: Path) -> None:
     (tmp_path / "killing.py").write_text(KILLING)
     names = [f"{tmp_path}/killing.py:{name}" for name in ("dying", "hungry")]
@@ -276,6 +277,7 @@ def test_crash_timeout_and_lack_of_memory_are_results(tmp_path: Path) -> None:
     assert jobs.retried == {"timeout": 2}
 
 
+@pytest.mark.slow
 def test_clause_that_ends_the_use_of_the_gpu_fails_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

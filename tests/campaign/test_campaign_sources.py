@@ -98,6 +98,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_file_that_is_loaded_changes_the_key_and_no_other_does(code: Path) -> None:
     before = job_of("mine.py:mine")
     assert {*before.sources} >= {*FILES} - {*UNUSED}
@@ -135,6 +136,7 @@ def test_what_cannot_matter_does_not_change_the_key(
     assert job_of("mine.py:mine").key == before.key
 
 
+@pytest.mark.slow
 def test_installed_packages_count_by_their_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +181,7 @@ def test_reports_that_benchmarks_keep_are_of_the_same_files(
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_the_process_of_a_job_knows_the_same_sources(code: Path) -> None:
     job = job_of("mine.py:mine")
     assert b'"status": "pass"' in run_job(job, PLAN.limits)

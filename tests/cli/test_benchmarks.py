@@ -97,6 +97,7 @@ def test_benchmarks_are_collected_only_if_asked_for() -> None:
     assert named.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
+@pytest.mark.slow
 def test_run_shows_time_memory_and_why_something_is_not_timed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     targets = (f"{tmp_path}/mine.py:unscaled", f"{tmp_path}/mine.py:plain", "fused_qkv")

@@ -221,6 +221,7 @@ def test_unrelated_run_does_not_import_torch(tmp_path: Path) -> None:
     assert "judging" not in done.stdout
 
 
+@pytest.mark.slow
 def test_run_in_which_nothing_is_judged_has_status_2() -> None:
     done = run("-k", "SHP-2", "--mha-impl", "sdpa", *QUICK, "-n", "1")
     assert done.returncode == 2

@@ -422,6 +422,7 @@ def test_jobs_follow_the_project_where_the_plan_says_nothing(
         folder.claim(Stamp.of(Campaign.of(plan)))
 
 
+@pytest.mark.slow
 def test_job_is_judged_with_the_waivers_of_the_project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_each_that_cannot_be_loaded_is_found_with_its_reason(plugins: Path) -> None:
     found = find(["all", "all"])
     assert set(found.broken) == {f"my_{name}" for name in BROKEN}

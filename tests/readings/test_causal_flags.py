@@ -380,6 +380,7 @@ WORKS: dict[Callable[..., Any], str] = {
 }
 
 
+@pytest.mark.mostly_slow(7)
 @pytest.mark.parametrize("written", WORKS, ids=lambda written: written.__name__)
 def test_flag_that_works_is_judged_as_it_is(written: Callable[..., Any]) -> None:
     resolved = as_resolved(written)

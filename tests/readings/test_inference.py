@@ -317,6 +317,7 @@ def inferred(name: str) -> tuple[Inference, dict[str, Any]]:
     return result, names
 
 
+@pytest.mark.mostly_slow(12)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_class_is_inferred_and_its_declaration_is_equivalent(name: str) -> None:
     _, projections, options, claims = EXPECTED[name]

@@ -127,7 +127,7 @@ class FlagCalledBias(Fused):
         return output if bias else output - self.out.bias
 
 
-@pytest.mark.mostly_slow(7)
+@pytest.mark.mostly_slow(6)
 @pytest.mark.parametrize(
     ("cls", "row"),
     [

@@ -277,7 +277,7 @@ def test_class_of_one_shape_and_common_widths_is_judged_on_them() -> None:
     expect_pass(result, "SHP-1", "HED", "GRD-1", "NUM-1")
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("constructor", "tile"), [(OfTiles, 64), (partial(OfTiles, block_size=16), 16)]
 )
