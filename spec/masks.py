@@ -83,14 +83,7 @@ def window_mask(
     tensor([[0, 1, 1, 0],
             [0, 0, 1, 1]], dtype=torch.int32)
     """
-    left, right = bounds
-    distances = _distances(queries, keys, alignment, device)
-    allowed = torch.ones_like(distances, dtype=torch.bool)
-    if left is not None:
-        allowed = allowed & (distances >= -left)
-    if right is not None:
-        allowed = allowed & (distances <= right)
-    return allowed
+    return in_window(_distances(queries, keys, alignment, device), bounds)
 
 
 def chunk_mask(
@@ -107,24 +100,55 @@ def chunk_mask(
     tensor([[0, 0, 1, 1],
             [0, 0, 1, 1]], dtype=torch.int32)
     """
-    places = torch.arange(keys, device=device)
-    of_queries = _places(queries, keys, alignment, device)
-    return of_queries.div(chunk, rounding_mode="floor") == places // chunk
+    return in_chunk(_distances(queries, keys, alignment, device), chunk)
 
 
-def _places(
-    queries: int, keys: int, alignment: Alignment, device: torch.device | str = "cpu"
-) -> Tensor:
-    """Return the place of each query among the keys, integers (L, 1)."""
+def distances_of(rows: Tensor, queries: int, keys: int, alignment: Alignment) -> Tensor:
+    """Return how far each key is behind the places of some queries, integers (l, S).
+
+    rows: which queries, integers (l,).
+    queries, keys: L and S, of all.
+    alignment: of the place of a query among the keys, as for `causal_mask`.
+
+    >>> distances_of(torch.tensor([1]), 2, 3, "bottom_right")
+    tensor([[-2, -1,  0]])
+    """
     offset = keys - queries if alignment == "bottom_right" else 0
-    return torch.arange(queries, device=device).unsqueeze(1) + offset
+    return torch.arange(keys, device=rows.device) - (rows.unsqueeze(1) + offset)
+
+
+def in_window(distances: Tensor, bounds: Bounds) -> Tensor:
+    """Return whether keys at these distances are in a window, boolean; see `window_mask`."""
+    left, right = bounds
+    allowed = torch.ones_like(distances, dtype=torch.bool)
+    if left is not None:
+        allowed = allowed & (distances >= -left)
+    if right is not None:
+        allowed = allowed & (distances <= right)
+    return allowed
+
+
+def in_chunk(distances: Tensor, chunk: int) -> Tensor:
+    """Return whether keys are in the chunk of their query, boolean (l, S); see `chunk_mask`.
+
+    distances: of all keys.
+    """
+    keys = torch.arange(distances.shape[-1], device=distances.device)
+    places = keys - distances
+    return places.div(chunk, rounding_mode="floor") == keys // chunk
+
+
+def bias_at(distances: Tensor, form: AlibiForm) -> Tensor:
+    """Return the bias of a slope of 1 at these distances in float64; see `mha.spec.Alibi`."""
+    wide = distances.double()
+    return -wide.abs() if form == "symmetric" else wide
 
 
 def _distances(
     queries: int, keys: int, alignment: Alignment, device: torch.device | str = "cpu"
 ) -> Tensor:
     """Return how far each key is behind the query's place among the keys, integers (L, S)."""
-    return torch.arange(keys, device=device) - _places(queries, keys, alignment, device)
+    return distances_of(torch.arange(queries, device=device), queries, keys, alignment)
 
 
 def alibi_slopes(n_heads: int) -> tuple[float, ...]:
@@ -155,10 +179,8 @@ def alibi_bias(
     tensor([[[-0.0000, -0.5000, -1.0000],
              [-0.5000, -0.0000, -0.5000]]], dtype=torch.float64)
     """
-    distances = _distances(queries, keys, alignment).double()
-    if form == "symmetric":
-        distances = -distances.abs()
-    return torch.tensor(slopes, dtype=torch.float64)[..., None, None] * distances
+    of_slope_one = bias_at(_distances(queries, keys, alignment), form)
+    return torch.tensor(slopes, dtype=torch.float64)[..., None, None] * of_slope_one
 
 
 def join_causal(mask: Tensor | None, causal: Tensor) -> Tensor:

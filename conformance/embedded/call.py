@@ -18,6 +18,7 @@ from mha.spec.claims import Claims
 from mha.spec.core import CHUNK, attend
 from mha.spec.forward import declared_lse, with_sinks
 from mha.spec.heads import Heads, Precision
+from mha.spec.masks import bias_at, distances_of, in_chunk, in_window
 from mha.spec.scores import Alibi, Lse, Options, Scores, Window
 
 # The most numbers of keys and values in float64 at once, unless one head has more.
@@ -147,13 +148,8 @@ class Call:
 
     def distances(self, rows: Tensor) -> Tensor:
         """Return how far each key is behind the place of these queries, integers (l, S)."""
-        queries, keys = self.query.shape[2], self.key.shape[2]
-        offset = 0
-        if self.claims.alignment == "bottom_right":
-            offset = keys - queries
-        places: Tensor = (rows + offset).unsqueeze(1)
-        distances: Tensor = torch.arange(keys, device=rows.device) - places
-        return distances
+        alignment = self.claims.alignment or "top_left"
+        return distances_of(rows, self.query.shape[2], self.key.shape[2], alignment)
 
     def allowed(self, items: slice, heads: slice, group: slice, rows: Tensor) -> Tensor:
         """Return which keys these queries may attend to, boolean (b, h, g, l, S)."""
@@ -163,24 +159,14 @@ class Call:
         if mask is not None:
             forbidding = float("-inf") if mask.is_floating_point() else 0
             allowed = allowed & (mask != forbidding)
+        distances = self.distances(rows)
+        if self.options.is_causal:
+            allowed = allowed & (distances <= 0)
+        if self.options.window is not None:
+            allowed = allowed & in_window(distances, self.options.window)
         if self.options.chunk is not None:
-            allowed = allowed & self._in_chunk(rows, self.options.chunk)
-        if self.options.is_causal or self.options.window is not None:
-            distances = self.distances(rows)
-            if self.options.is_causal:
-                allowed = allowed & (distances <= 0)
-            left, right = self.options.window or (None, None)
-            if left is not None:
-                allowed = allowed & (distances >= -left)
-            if right is not None:
-                allowed = allowed & (distances <= right)
+            allowed = allowed & in_chunk(distances, self.options.chunk)
         return allowed
-
-    def _in_chunk(self, rows: Tensor, chunk: int) -> Tensor:
-        """Return which keys are in the chunk of these queries, boolean (l, S)."""
-        keys = torch.arange(self.key.shape[2], device=rows.device)
-        places = keys - self.distances(rows)
-        return places.div(chunk, rounding_mode="floor") == keys // chunk
 
     def bias(self, items: slice, heads: slice, group: slice, rows: Tensor) -> Tensor | None:
         """Return the float mask and the bias of slopes, added up, (b, h, g, l, S), or None."""
@@ -192,12 +178,10 @@ class Call:
         if slopes is None:
             return bias
         declared = self.claims.scores.alibi or Alibi("signed")
-        distances = self.distances(rows).double()
-        if declared.form == "symmetric":
-            distances = -distances.abs()
+        of_slope_one = bias_at(self.distances(rows), declared.form)
         of_item = torch.tensor(slopes, dtype=torch.float64, device=rows.device)
         of_item = self.of_groups(of_item.expand(self.query.shape[:2]))
-        of_slopes = of_item[items, heads, group, None, None] * distances
+        of_slopes = of_item[items, heads, group, None, None] * of_slope_one
         return of_slopes.expand(shape) if bias is None else bias + of_slopes
 
     def sinks(self, heads: slice, group: slice, rows: Tensor) -> Tensor:
