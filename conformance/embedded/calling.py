@@ -13,32 +13,37 @@ from torch import Tensor
 from mha.conformance.embedded.layouts import Layout
 from mha.spec.claims import Claims
 from mha.spec.masks import causal_mask, join_causal
+from mha.spec.option_names import (
+    CHUNK_NAMES,
+    RETURN_LSE_NAMES,
+    SCALE_NAMES,
+    SINK_NAMES,
+    SLOPES_NAMES,
+    SOFTCAP_NAMES,
+    WINDOW_NAMES,
+    WINDOW_PAIRS,
+)
 from mha.spec.scores import Options
 
 # Calls a kernel: (kernel, query, key, value, options) -> what it returns. Tensors are in the
 # kernel's layout.
 Call = Callable[..., Any]
-# The names under which kernels take each option; a kernel has at most one of them.
+# The names under which kernels take each option; a kernel has at most one of them. Masks are True
+# where a query may attend.
 NAMES = {
-    "mask": "attn_mask attention_mask mask attn_bias bias",
-    "is_causal": "is_causal causal use_causal",
-    "chunk": "attention_chunk attention_chunk_size chunk_size",
-    "scale": "scale softmax_scale sm_scale scaling attn_scale",
-    "softcap": "softcap soft_cap logit_cap logits_soft_cap attn_logits_soft_cap",
-    "sinks": "sinks s_aux sink learnable_sink attention_sinks head_sink",
-    "alibi": "alibi_slopes alibi",
-    "return_lse": "return_lse return_softmax_lse return_logsumexp return_attn_probs",
-    "window": "window_size local_window_size sliding_window_size sliding_window window_left window",
-    "grouped": "enable_gqa",
+    "mask": ("attn_mask", "attention_mask", "mask", "attn_bias", "bias"),
+    "is_causal": ("is_causal", "causal", "use_causal"),
+    "chunk": CHUNK_NAMES,
+    "scale": SCALE_NAMES,
+    "softcap": SOFTCAP_NAMES,
+    "sinks": SINK_NAMES,
+    "alibi": SLOPES_NAMES,
+    "return_lse": RETURN_LSE_NAMES,
+    "window": WINDOW_NAMES,
+    "grouped": ("enable_gqa",),
 }
 # Those that are passed as they are, if a case says them.
 PASSED = ("mask", "is_causal", "chunk", "scale", "softcap", "sinks", "alibi", "return_lse")
-WINDOW_PAIRS = (
-    ("window_size_left", "window_size_right"),
-    ("left_window_size", "right_window_size"),
-    ("window_left", "window_right"),
-    ("left_bound", "right_bound"),
-)
 
 
 class NotExpressed(Exception):
@@ -142,7 +147,7 @@ def _names_of(parameters: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str,
     """Return a function's own names for the options, and its one or two for a window."""
     names: dict[str, str] = {}
     for option, known in NAMES.items():
-        found = [name for name in known.split() if name in parameters]
+        found = [name for name in known if name in parameters]
         if found:
             names[option] = found[0]
     window = tuple(names.pop(option) for option in ("window",) if option in names)

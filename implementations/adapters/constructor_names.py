@@ -8,7 +8,8 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
-from mha.implementations.adapters.names import is_causal_flag, listed, words_of
+from mha.implementations.adapters.names import is_causal_flag, words_of
+from mha.spec.option_names import listed
 
 # The names of constructor parameters, by what they are given: a field of Config, or what follows
 # from the fields.

@@ -13,13 +13,12 @@ from mha.implementations.adapters.names import (
     OPTION_NAMES,
     OTHER_MASKS,
     SLOPES_BY_WORD,
-    WINDOW_NAMES,
-    WINDOW_PAIRS,
     is_called_mask,
     is_causal_flag,
     is_option,
     words_of,
 )
+from mha.spec.option_names import WINDOW_NAMES, WINDOW_PAIRS
 
 # Options that are numbers, and no flags.
 OF_NUMBERS = ("scale", "softcap", "sinks", "alibi", "chunk")

@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 
-
-def listed(names: str) -> tuple[str, ...]:
-    """Return the names of a text, separated by spaces."""
-    return tuple(names.split())
-
+from mha.spec.option_names import (
+    CHUNK_NAMES,
+    RETURN_LSE_NAMES,
+    SCALE_NAMES,
+    SINK_NAMES,
+    SLOPES_NAMES,
+    SOFTCAP_NAMES,
+    WINDOW_NAMES,
+    WINDOW_PAIRS,
+    listed,
+)
 
 # The names under which functions take each input and each option; a function has at most one of
 # them.
@@ -72,27 +78,6 @@ KEY_LENGTHS_NAMES = listed(
 QUERY_LENGTHS_NAMES = listed("seqused_q query_seq_lengths seq_len_q")
 # These are of 64 bits, others of 32.
 WIDE_LENGTHS = ("nonpad_kv_seqlen",)
-SCALE_NAMES = listed("scale softmax_scale sm_scale scaling attn_scale scale_factor")
-# Of windows: two numbers, or one number or a pair.
-WINDOW_PAIRS = (
-    ("window_size_left", "window_size_right"),
-    ("left_window_size", "right_window_size"),
-    ("window_left", "window_right"),
-    ("left_bound", "right_bound"),
-)
-WINDOW_NAMES = listed(
-    """
-    window_size local_window_size sliding_window_size sliding_window window_left window
-    """
-)
-SOFTCAP_NAMES = listed(
-    """
-    softcap soft_cap logit_cap logits_soft_cap attn_logits_soft_cap attn_logit_softcapping
-    """
-)
-# The last one is a tile elsewhere.
-CHUNK_NAMES = listed("attention_chunk attention_chunk_size chunk_size")
-SINK_NAMES = listed("sinks s_aux sink learnable_sink attention_sinks head_sink")
 # What switches on slopes that are built in: flags, or one that takes a word.
 SLOPES_SWITCHES = listed("use_alibi_mask use_alibi alibi pos_encoding_mode")
 SLOPES_BY_WORD = {"pos_encoding_mode": "ALIBI"}
@@ -115,16 +100,12 @@ OPTION_NAMES = {
     "scale": SCALE_NAMES,
     "softcap": SOFTCAP_NAMES,
     "sinks": SINK_NAMES,
-    "alibi": ("alibi_slopes", "alibi"),
+    "alibi": SLOPES_NAMES,
     "chunk": CHUNK_NAMES,
     "alibi_switch": SLOPES_SWITCHES,
     "key_lengths": KEY_LENGTHS_NAMES,
     "query_lengths": QUERY_LENGTHS_NAMES,
-    "return_lse": listed(
-        """
-        return_lse return_softmax_lse return_logsumexp return_residual return_attn_probs
-        """
-    ),
+    "return_lse": RETURN_LSE_NAMES,
 }
 # Of a mask of keys, beside another one; the last two only if no other name of padding is there.
 PADDING_NAMES = (*KEY_MASK_NAMES, "mask", "attention_mask")

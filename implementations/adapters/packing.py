@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.implementations.adapters.named_options import first_known
-from mha.implementations.adapters.names import listed
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.signature import input_names
 from mha.implementations.discovery.errors import UnsupportedCallError
 from mha.spec import Claims, Options, Output, Packed
+from mha.spec.option_names import listed
 
 # What a kernel takes beside the tokens, by what it means; k is of keys and values.
 NAMES = {

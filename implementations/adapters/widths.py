@@ -10,8 +10,9 @@ from torch import nn
 
 from mha.implementations.adapters.construction import parameters_of, required_of
 from mha.implementations.adapters.constructor_names import VARIADIC, fields_of, missing_of
-from mha.implementations.adapters.names import listed, words_of
+from mha.implementations.adapters.names import words_of
 from mha.implementations.adapters.widened import Widened
+from mha.spec.option_names import listed
 
 # With more of them, none is tried.
 MOST_WIDTHS = 3

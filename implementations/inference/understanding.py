@@ -12,7 +12,6 @@ from typing import Any, Literal
 from torch import nn
 
 from mha.implementations.adapters.axes_of_inputs import TO_LAYOUT
-from mha.implementations.adapters.names import SINK_NAMES
 from mha.implementations.adapters.signature import Signature, possible_orders, required_inputs
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.changed_heads import with_changed_heads, with_given_rotation
@@ -34,6 +33,7 @@ from mha.implementations.inference.projections import (
     reordered,
 )
 from mha.implementations.inference.scope import require_plain, without_window
+from mha.spec.option_names import SINK_NAMES
 
 Maps = Callable[[ParameterMap], Iterator[ParameterMap]]
 

@@ -1,0 +1,41 @@
+"""The names under which published functions take what a call says about the scores.
+
+A function has at most one of the names of an option. Sources: the interfaces that the clauses name.
+"""
+
+from __future__ import annotations
+
+
+def listed(names: str) -> tuple[str, ...]:
+    """Return the names of a text, separated by spaces."""
+    return tuple(names.split())
+
+
+SCALE_NAMES = listed("scale softmax_scale sm_scale scaling attn_scale scale_factor")
+# Of windows: two numbers, or one number or a pair.
+WINDOW_PAIRS = (
+    ("window_size_left", "window_size_right"),
+    ("left_window_size", "right_window_size"),
+    ("window_left", "window_right"),
+    ("left_bound", "right_bound"),
+)
+WINDOW_NAMES = listed(
+    """
+    window_size local_window_size sliding_window_size sliding_window window_left window
+    """
+)
+SOFTCAP_NAMES = listed(
+    """
+    softcap soft_cap logit_cap logits_soft_cap attn_logits_soft_cap attn_logit_softcapping
+    """
+)
+# The last one is a tile elsewhere.
+CHUNK_NAMES = listed("attention_chunk attention_chunk_size chunk_size")
+SINK_NAMES = listed("sinks s_aux sink learnable_sink attention_sinks head_sink")
+SLOPES_NAMES = ("alibi_slopes", "alibi")
+# What asks for the log-sum-exp.
+RETURN_LSE_NAMES = listed(
+    """
+    return_lse return_softmax_lse return_logsumexp return_residual return_attn_probs
+    """
+)
