@@ -20,14 +20,13 @@ from mha.conformance.cases.domain import (
 )
 from mha.conformance.cases.mask_kinds import COMMON
 from mha.conformance.harness.assertions import assume, expect_close
-from mha.conformance.harness.errors import AdapterError, CallRaised
 from mha.conformance.harness.recording import RecordedOutput
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
     expect_gradients,
-    is_moved_by_slopes,
+    result_together,
 )
 from mha.spec import Problem
 from mha.spec.bounds import Ball
@@ -166,16 +165,7 @@ def gradients_have_the_lengths(session: Session, case: Case) -> None:
 def lengths_go_with_other_options(session: Session, case: Case) -> None:
     """With lengths beside other options or grouped heads the result is within the bound."""
     problem = case.problem()
-    assume(
-        not is_moved_by_slopes(session, problem),
-        "sinks or a cap act on a bias that may be counted from another place",
-    )
-    assume_answered(session, problem)
-    try:
-        result = session(problem)
-    except (CallRaised, AdapterError):
-        assume(False, "these options are refused together")
-    expect_own_rows(session, problem, result)
+    expect_own_rows(session, problem, result_together(session, problem))
 
 
 @property_of(

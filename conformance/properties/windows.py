@@ -9,11 +9,12 @@ import torch
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.mask_kinds import COMMON
-from mha.conformance.harness.assertions import assume, expect_agree, expect_close
+from mha.conformance.harness.assertions import assume
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
+    expect_as_without,
     expect_effect,
     expect_gradients,
     expect_result,
@@ -107,15 +108,7 @@ def a_window_of_everything_equals_none(session: Session, case: Case) -> None:
     assume_answered(session, problem)
     with options_refused_without_causal(session, problem):
         output = session(problem).output
-    expect_close(
-        output, session.expected(plain).output, because="the oracle's value without a window"
-    )
-    expect_agree(
-        output,
-        session(plain).output,
-        session.bound_of(plain),
-        because="the output without a window",
-    )
+    expect_as_without(session, output, plain, "a window")
 
 
 @property_of(

@@ -14,12 +14,13 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.reference import plain_formula
 from mha.conformance.harness.assertions import (
     assume,
+    expect_agree,
     expect_close,
     expect_no_worse,
     expect_unchanged,
 )
 from mha.conformance.harness.differentiation import differentiate
-from mha.conformance.harness.errors import AdapterError, CallRaised, Violation
+from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, Violation
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedOutput, RecordedTensor
 from mha.conformance.harness.session import Instance, Session
@@ -278,16 +279,35 @@ def is_moved_by_slopes(session: Session, problem: Problem) -> bool:
 
 def expect_together(session: Session, problem: Problem) -> None:
     """Expect the oracle's result for several options on the scores, if not refused together."""
+    result = result_together(session, problem)
+    expect_result(
+        result, session.expected(problem), "the oracle's value, with all of these options"
+    )
+
+
+def result_together(session: Session, problem: Problem) -> RecordedOutput:
+    """Return the result for several options on the scores; discard those refused together."""
     is_moved = is_moved_by_slopes(session, problem)
     assume(not is_moved, "sinks or a cap act on a bias that may be counted from another place")
     assume_answered(session, problem)
     try:
-        result = session(problem)
+        return session(problem)
     except (CallRaised, AdapterError):
-        assume(False, "these options are refused together")
-    expect_result(
-        result, session.expected(problem), "the oracle's value, with all of these options"
-    )
+        raise Discard("these options are refused together") from None
+
+
+def expect_as_without(
+    session: Session, output: RecordedTensor, plain: Problem, option: str
+) -> None:
+    """Expect the output of a call with an option that changes nothing: that of a call without it.
+
+    plain: the problem without the option.
+    option: with its article, in words.
+    """
+    because = f"the oracle's value without {option}"
+    expect_close(output, session.expected(plain).output, because=because)
+    because = f"the output without {option}"
+    expect_agree(output, session(plain).output, session.bound_of(plain), because=because)
 
 
 # An option is judged where its effect is so many times the bound.
