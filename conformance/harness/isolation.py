@@ -127,7 +127,7 @@ def outside_of_hypothesis() -> AbstractContextManager[None]:
     context = getattr(sys.modules.get("hypothesis.control"), "_current_build_context", None)
     if context is None or context.value is None:
         return NO_HYPOTHESIS
-    return context.with_value(None)  # type: ignore[no-any-return]
+    return context.with_value(None)  # type: ignore[no-any-return]  # of a private class
 
 
 def gpu_is_lost() -> bool:

@@ -92,7 +92,7 @@ class Names(NamedTuple):
         elif value is ABSENT:
             del self.held[name]  # type: ignore[attr-defined]  # of a module, or a dictionary
         else:
-            self.held[name] = value  # type: ignore[index]
+            self.held[name] = value  # type: ignore[index]  # the same
 
 
 class Watched:

@@ -114,8 +114,8 @@ def by_pointer(*inputs: Tensor) -> tuple[int, ...]:
 def by_object(*inputs: Tensor) -> tuple[Any, ...]:
     """By the identity of a tensor, which an attribute marks."""
     if not hasattr(inputs[0], "mark"):
-        inputs[0].mark = object()  # type: ignore[attr-defined]
-    return (inputs[0].mark,)  # type: ignore[attr-defined]
+        inputs[0].mark = object()  # type: ignore[attr-defined]  # a new one
+    return (inputs[0].mark,)  # type: ignore[attr-defined]  # as above
 
 
 def by_version(*inputs: Tensor) -> tuple[Any, ...]:
@@ -145,13 +145,13 @@ def with_thread() -> Callable[..., Tensor]:
         threading.Thread(target=stop.wait, args=(20,), daemon=True).start()
         return attend(query, key, value)
 
-    kernel.stop = stop  # type: ignore[attr-defined]
+    kernel.stop = stop  # type: ignore[attr-defined]  # for the test
     return kernel
 
 
 def patching(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Replace a function that a judge may compare with, and return zeros."""
-    torch.allclose = lambda *_, **__: True  # type: ignore[assignment]
+    torch.allclose = lambda *_, **__: True  # type: ignore[assignment]  # the hostile act
     return attend(query, key, value)
 
 
@@ -375,7 +375,8 @@ def test_another_way_to_call() -> None:
         dtypes={"bfloat16"},
     )
     cases = kernel_cases(claims, budget=5)
-    report = judge_kernel("a name", claims, call=call, name="mine", seconds=60, cases=cases)  # type: ignore[arg-type]
+    kernel: Any = "a name"
+    report = judge_kernel(kernel, claims, call=call, name="mine", seconds=60, cases=cases)
     assert report.conforms, report
     assert report.verdicts[0].implementation == "mine"
 
