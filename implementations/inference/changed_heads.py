@@ -19,7 +19,7 @@ from mha.implementations.inference.functions import (
     NORMALISING,
     ROOTS,
     TURNING,
-    CalledFunctions,
+    functions_of,
 )
 from mha.implementations.inference.nearest_projections import outputs_of
 from mha.implementations.inference.probes import (
@@ -106,13 +106,6 @@ def with_given_rotation(candidate: Candidate, module: nn.Module) -> Candidate:
         if explained:
             return explained
     return candidate
-
-
-def functions_of(candidate: Candidate) -> frozenset[str]:
-    """Return the names of the functions of torch that are called to build it and to call it."""
-    with CalledFunctions() as functions:
-        outputs_of(candidate)
-    return frozenset(functions.names)
 
 
 def _rotations(

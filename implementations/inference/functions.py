@@ -7,6 +7,9 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.nearest_projections import outputs_of
+
 # What functions of torch do in a layer of attention, where its outputs are not those of attention
 # alone.
 TURNING = frozenset({"cos", "sin", "polar", "view_as_complex"})
@@ -32,3 +35,10 @@ class CalledFunctions(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         self.names.add(name)
         return args[0] if name in self.left_out else function(*args, **(kwargs or {}))
+
+
+def functions_of(candidate: Candidate) -> frozenset[str]:
+    """Return the names of the functions of torch that are called to build it and to call it."""
+    with CalledFunctions() as functions:
+        outputs_of(candidate)
+    return frozenset(functions.names)

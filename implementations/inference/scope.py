@@ -17,7 +17,12 @@ from mha.implementations.adapters.names import names_used, words_of
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.inference.around import declared_around, norm_functions, scales_of
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.functions import NORMALISING, TURNING, CalledFunctions
+from mha.implementations.inference.functions import (
+    NORMALISING,
+    TURNING,
+    CalledFunctions,
+    functions_of,
+)
 from mha.implementations.inference.mask_search import given_a_mask
 from mha.implementations.inference.nearest_projections import (
     Bias,
@@ -66,7 +71,8 @@ def require_plain(candidates: Sequence[Candidate], module: nn.Module) -> None:
     functions, scales = norm_functions(module), scales_of(working, module)
     if not (found or functions or scales):
         return
-    declaration = declared_around(working, module, norms, _normalising(first))
+    called = sorted(NORMALISING & functions_of(first))
+    declaration = declared_around(working, module, norms, called)
     if declaration and not found:
         does = "normalises" if functions else "scales"
         found = [f"it {does} what it computes ({_quoted(functions or scales)})"]
@@ -289,13 +295,6 @@ def _does_more(candidate: Candidate) -> str:
         if with_formula(candidate, uncapped):
             return "it caps its scores (`tanh`)"
     return ""
-
-
-def _normalising(candidate: Candidate) -> list[str]:
-    """Return the functions of torch that normalise and that calls use."""
-    with CalledFunctions() as functions:
-        outputs_of(candidate)
-    return sorted(NORMALISING & functions.names)
 
 
 def _more_projections(
