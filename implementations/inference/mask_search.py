@@ -235,7 +235,9 @@ def given_a_mask(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
 
     Nothing, if one of them can do without a mask.
     """
-    if candidates[0].signature.mask is None or not all(each.problem for each in candidates):
+    if not candidates or candidates[0].signature.mask is None:
+        return
+    if not all(each.problem for each in candidates):
         return
     for shape, numbers in product(_shapes(candidates[0]), (False, True)):
         for convention in CONVENTIONS[:2] if numbers else CONVENTIONS:

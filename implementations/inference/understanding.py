@@ -16,7 +16,7 @@ from mha.implementations.adapters.signature import Signature, possible_orders, r
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.changed_heads import with_changed_heads, with_given_rotation
 from mha.implementations.inference.dropout import require_repeatable
-from mha.implementations.inference.mask_search import with_required_mask
+from mha.implementations.inference.mask_search import given_a_mask, with_required_mask
 from mha.implementations.inference.nearest_projections import (
     all_with_formula,
     explained_cases,
@@ -70,23 +70,24 @@ def understand(empty: Candidate, module: nn.Module) -> Candidate:
 
 def _with_more(choices: Sequence[Sequence[Candidate]], module: nn.Module) -> Candidate | None:
     """Return the first candidate that needs a mask, has sinks, or changes its heads."""
-    for candidates in choices:
-        matching = with_required_mask(candidates)
-        if matching:
-            _require_one_map(matching)
-            return matching[0]
-    for candidates in choices:
-        matching = all_with_formula(_with_sinks(candidates, module))
-        if matching:
-            _require_one_map(matching)
-            return matching[0]
-    for change, candidates in product((None, reordered, interleaved), choices):
-        others = _with_other_maps(candidates, change) if change else candidates
-        matching = with_changed_heads(others, module)
+    for matching in _matching_more(choices, module):
         if matching:
             _require_one_map(matching)
             return with_given_rotation(matching[0], module)
     return None
+
+
+def _matching_more(
+    choices: Sequence[Sequence[Candidate]], module: nn.Module
+) -> Iterator[list[Candidate]]:
+    """Yield the candidates that a mask in each call explains, then sinks, then changed heads."""
+    yield from map(with_required_mask, choices)
+    for candidates in choices:
+        yield all_with_formula(_with_sinks(candidates, module))
+    for change, candidates in product((None, reordered, interleaved), choices):
+        others = _with_other_maps(candidates, change) if change else candidates
+        for tried in chain([others], given_a_mask(others)):
+            yield with_changed_heads(tried, module)
 
 
 def _choices(empty: Candidate, module: nn.Module) -> list[list[Candidate]]:

@@ -71,6 +71,15 @@ def test_decoder_is_understood_and_conforms(name: str) -> None:
     expect_pass(understood(name), "HED-1", "CAU-2", "MSK-3", *clauses_of(name))
 
 
+@pytest.mark.parametrize(
+    ("name", "positions"), [("MaskedLlama", FOUND["Llama"][0]), ("MaskedTables", GIVEN)]
+)
+def test_decoder_with_a_required_mask_is_understood(name: str, positions: str) -> None:
+    found = findings(infer(getattr(DECODERS, name)))
+    assert found["positions"] == positions
+    assert found["mask"].endswith("required in each call")
+
+
 def keys_not_turned(cls: type[nn.Module]) -> type[nn.Module]:
     class KeysNotTurned(cls):  # type: ignore[valid-type, misc]  # a class of the file
         def turn(self, x: Tensor, *rest: Any) -> Any:

@@ -102,6 +102,20 @@ class GivenTables(Decoder):
         return self.attend(q, k, v, attention_mask)
 
 
+class MaskedLlama(Llama):
+    """Its mask is required, as it is added to the scores."""
+
+    def forward(self, hidden_states, attention_mask):
+        return super().forward(hidden_states, attention_mask + 0.0)
+
+
+class MaskedTables(GivenTables):
+    """The same with tables that are given."""
+
+    def forward(self, hidden_states, position_embeddings: tuple, attention_mask):
+        return super().forward(hidden_states, position_embeddings, attention_mask + 0.0)
+
+
 class Qwen3(GivenTables):
     """Each head is normed before it is rotated."""
 
