@@ -123,7 +123,7 @@ def job_of(folder: Path, name: str) -> Job:
     return job
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -147,12 +147,14 @@ def test_what_judged_code_does_to_the_pipe_is_a_crash_of_that_clause_alone(
     ]
 
 
+@pytest.mark.slow
 def test_fork_that_goes_on_says_nothing(tmp_path: Path) -> None:
     outcome = json.loads(run_job(job_of(tmp_path, "forking"), Limits(300, 8)))
     assert [verdict["clause"] for verdict in outcome["verdicts"]] == ["SHP-1", "SHP-5"]
     assert not outcome["stops"]
 
 
+@pytest.mark.slow
 @pytest.mark.mostly_slow(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a subreaper")
 @pytest.mark.parametrize("name", ["leaving", "dying", "hanging"])
@@ -244,6 +246,7 @@ def test_messages_without_the_token_are_refused(monkeypatch: pytest.MonkeyPatch)
     assert outcome["error"] or list(outcome["stops"]) == ["SHP-1"]
 
 
+@pytest.mark.slow
 def test_killed_command_leaves_nothing_that_has_left_its_group(tmp_path: Path) -> None:
     job_of(tmp_path, "hanging")
     (tmp_path / "plan.toml").write_text(

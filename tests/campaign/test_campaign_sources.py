@@ -119,6 +119,7 @@ def test_every_file_that_is_loaded_changes_the_key_and_no_other_does(code: Path)
     assert job_of("mine.py:mine").key == before.key
 
 
+@pytest.mark.slow
 def test_what_cannot_matter_does_not_change_the_key(
     code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +196,7 @@ def judged(jobs: Iterable[Job], *_: object) -> Iterator[tuple[Job, bytes]]:
         yield job, Outcome([asdict(verdict_on(job, "SHP-1", implementation="mine"))]).to_json()
 
 
+@pytest.mark.slow
 def test_results_of_earlier_files_are_named_and_not_kept(
     code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ LARGE = (
 )
 
 
+@pytest.mark.mostly_slow(6)
 @pytest.mark.parametrize("text", LARGE)
 def test_case_that_would_take_all_of_a_machine_is_refused(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

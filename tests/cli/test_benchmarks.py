@@ -113,6 +113,7 @@ def test_run_shows_time_memory_and_why_something_is_not_timed(tmp_path: Path) ->
     assert "fused_qkv is not timed: it does not claim cross_attention" in done.stdout
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("name", "shape", "mode"),
     [
@@ -173,6 +174,7 @@ class TiltedGradient(faults.Complete):
         return heads
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("cls", "shape", "mode"),
     [(AlmostScaled, "long", "inference"), (TiltedGradient, "encoder", "training")],

@@ -355,7 +355,7 @@ FILES = {
 }
 
 
-@pytest.mark.mostly_slow(6)
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("what", BAD_INPUT)
 def test_bad_input_gets_one_line_and_status_2(what: str, tmp_path: Path) -> None:
     for name, text in FILES.items():

@@ -343,6 +343,7 @@ def test_benchmarks_take_waivers() -> None:
     assert (status, "which is not judged in this run" in output) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.mostly_slow(1)
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize(("days", "is_near"), [(29, True), (31, False)])

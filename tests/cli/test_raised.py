@@ -161,7 +161,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.mostly_slow(5)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("case", REFUSED)
 def test_error_of_the_code_is_shown_where_it_arose(case: str, tmp_path: Path) -> None:
     code, message = REFUSED[case]

@@ -139,6 +139,7 @@ def test_one_that_hangs_is_named_and_then_counts_as_broken(
     assert "my_hanging (my_hanging:x) has been loading for 0.2 s" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pytest_and_list_say_it(plugins: Path) -> None:
     listed = run(plugins, "mha.conformance", "list")
     assert listed.returncode == 2

@@ -285,6 +285,7 @@ app.app()
 """
 
 
+@pytest.mark.slow
 def test_interrupt_during_a_garbage_collection_ends_the_run() -> None:
     command = [sys.executable, "-c", INTERRUPTED_IN_A_COLLECTION]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

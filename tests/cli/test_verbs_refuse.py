@@ -10,7 +10,7 @@ from support.bad_inputs import BAD_INPUTS, stage
 from support.command import run
 
 
-@pytest.mark.mostly_slow(50)
+@pytest.mark.mostly_slow(25)
 @pytest.mark.parametrize("what", BAD_INPUTS)
 def test_bad_input_gets_one_line_and_status_2(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

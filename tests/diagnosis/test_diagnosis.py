@@ -66,7 +66,7 @@ OUTSIDE = (
 )
 
 
-@pytest.mark.mostly_slow(8)
+@pytest.mark.mostly_slow(5)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_first_finding_names_the_defect(name: str) -> None:
     for each in diagnosed([fault for fault in FAULTS if fault.name == name], beside=()):
@@ -75,7 +75,7 @@ def test_first_finding_names_the_defect(name: str) -> None:
         assert not each.wrong
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_defect_outside_of_the_catalogue_has_no_diagnosis(name: str) -> None:
     for each in diagnosed([fault for fault in FAULTS if fault.name == name], beside=("HED-1",)):
@@ -83,7 +83,7 @@ def test_defect_outside_of_the_catalogue_has_no_diagnosis(name: str) -> None:
         assert not each.texts
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("cls", PLANTED, ids=lambda cls: cls.__name__)
 def test_clauses_that_fail_in_consequence_have_one_diagnosis(cls: type) -> None:
     text, clauses = PLANTED[cls]
@@ -170,6 +170,7 @@ def test_calls_that_should_be_refused_or_are_empty_are_no_evidence() -> None:
         assert {verdict.status for verdict in failed.verdicts} <= {"pass", "fail", "blocked"}
 
 
+@pytest.mark.slow
 def test_nan_alone_names_no_defect_under_a_condition() -> None:
     class NanForMasksOfAnotherPrecision(Complete):
         def attend(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Output:

@@ -62,7 +62,7 @@ STEPS = {
 }
 
 
-@pytest.mark.mostly_slow(5)  # the steps in float32, and one in float64
+@pytest.mark.mostly_slow(2)  # the steps in float32, and one in float64
 @pytest.mark.parametrize("cls", STEPS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_first_wrong_step_is_named(cls: type[nn.Module], dtype: str) -> None:

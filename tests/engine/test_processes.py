@@ -48,7 +48,7 @@ def limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", ENDS)
 def test_process_that_ends_or_blocks_fails_its_clause(limited: Path, name: str) -> None:
     reason, status = ENDS[name]
@@ -61,6 +61,7 @@ def test_process_that_ends_or_blocks_fails_its_clause(limited: Path, name: str) 
     assert {each.implementation for each in read(LAST).verdicts} == {name, "loop"}
 
 
+@pytest.mark.slow
 def test_process_that_ends_later_is_not_taken_for_one_that_judged(limited: Path) -> None:
     options = "--profile", "quick", "--dtype", "float32", "--clause", "SHP"
     done = run_module(
@@ -72,6 +73,7 @@ def test_process_that_ends_later_is_not_taken_for_one_that_judged(limited: Path)
     }
 
 
+@pytest.mark.slow
 def test_fork_that_comes_back_ends() -> None:
     code = f"from {PROCESSES} import forks_and_goes_on as fork; from mha.conformance import check; "
     code += "print(check(fork, 'quick', clauses='SHP-1', dtypes='float32').conforms)"
@@ -89,6 +91,7 @@ def test_processes_that_were_started_end_with_the_command(limited: Path) -> None
     assert_none_is_left()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only there is a run forked")
 def test_processes_that_were_started_end_with_a_run_of_pytest(limited: Path) -> None:
     options = (

@@ -312,6 +312,7 @@ def test_no_module_of_the_current_folder_is_taken_for_pythons(
         assert len(workers.members) == 2
 
 
+@pytest.mark.slow
 def test_verdicts_that_wait_for_their_turn_are_kept(tmp_path: Path) -> None:
     with Workers(2) as workers:
         judged = workers.judge_all(dying(tmp_path, "import time; time.sleep(5)"), SETTINGS)

@@ -60,9 +60,10 @@ def spies(self: Complete, *rest: Any) -> Output:
     return Complete.attend(self, *rest)
 
 
+@pytest.mark.slow
 @pytest.mark.mostly_slow(1)
 @pytest.mark.usefixtures("undiagnosed")
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_frame_above_a_call_holds_an_answer(dtype: str) -> None:
     FOUND.clear()
     report = judged(spies, [], RIGHT, dtypes=[dtype])

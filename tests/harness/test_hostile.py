@@ -100,7 +100,7 @@ def test_case_is_not_discarded_where_an_attribute_is_looked_at() -> None:
     assert verdicts[0].message.startswith("the call raised Discard: nothing is wrong")
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", ["fails_as_expected", "skips", "ends_the_run", "fails_in_pytest"])
 def test_exceptions_of_pytest_steer_no_run(name: str) -> None:
     done = run(
@@ -111,7 +111,7 @@ def test_exceptions_of_pytest_steer_no_run(name: str) -> None:
     assert "loop: CONFORMS: 1 answer right" in done.stdout
 
 
-@pytest.mark.mostly_slow(7)
+@pytest.mark.mostly_slow(3)
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("name", hostile_changes.CHANGING)
 def test_call_that_changes_the_judge_fails_and_is_undone(name: str) -> None:

@@ -283,6 +283,7 @@ def test_inputs_of_a_refused_layout_are_left_out_elsewhere() -> None:
     assert (replayed.outcome, "which SHP-7 allows" in replayed.message) == ("INAPPLICABLE", True)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:LargeScale is read as what it is nearest to")
 def test_failure_by_a_few_roundings_is_one_of_accuracy() -> None:
     clauses = ["NUM-1", "SMX-5", "EQV-5", "EQV-6"]

@@ -82,7 +82,7 @@ def build(implementation: Sharded, size: int = 2) -> Any:
     return on_ranks(implementation, size).build(CONFIG, WEIGHTS, dtype=torch.float32, device="cpu")
 
 
-@pytest.mark.mostly_slow(4)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", OURS)
 def test_ours_conform(name: str) -> None:
     """Recommendations included; on four ranks, `mha check ring --mha-profile thorough` judges."""
@@ -229,6 +229,7 @@ def test_failing_rank_is_a_verdict_and_the_next_case_has_other_ranks() -> None:
     assert by_clause["DST-8"].status == "pass"
 
 
+@pytest.mark.slow
 def test_processes_are_replaced_after_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """In each, DTensor leaves threads behind."""
     monkeypatch.setattr(processes, "MOST_GROUPS", 2)

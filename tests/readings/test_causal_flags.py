@@ -211,7 +211,7 @@ IDLE: dict[Callable[..., Any], str] = {
 }
 
 
-@pytest.mark.mostly_slow(6)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.usefixtures("undiagnosed", "unshrunk")
 @pytest.mark.parametrize("written", IDLE, ids=lambda written: written.__name__)
 def test_flag_that_does_not_do_what_it_says_fails(written: Callable[..., Any]) -> None:
@@ -380,7 +380,7 @@ WORKS: dict[Callable[..., Any], str] = {
 }
 
 
-@pytest.mark.mostly_slow(7)
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("written", WORKS, ids=lambda written: written.__name__)
 def test_flag_that_works_is_judged_as_it_is(written: Callable[..., Any]) -> None:
     resolved = as_resolved(written)
@@ -402,6 +402,7 @@ class CausalWithoutMasks(BuiltCausal):
         return self.attend(x, self.causal, None if self.causal else mask)
 
 
+@pytest.mark.slow
 def test_default_that_is_switched_off_so_that_masks_are_judged_is_named() -> None:
     resolved = as_resolved(CausalWithoutMasks)
     assert resolved.inference

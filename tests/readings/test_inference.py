@@ -317,7 +317,7 @@ def inferred(name: str) -> tuple[Inference, dict[str, Any]]:
     return result, names
 
 
-@pytest.mark.mostly_slow(12)
+@pytest.mark.mostly_slow(6)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_class_is_inferred_and_its_declaration_is_equivalent(name: str) -> None:
     _, projections, options, claims = EXPECTED[name]
@@ -336,7 +336,7 @@ def test_class_is_inferred_and_its_declaration_is_equivalent(name: str) -> None:
     assert findings(result)["formula"].endswith(formula)
 
 
-@pytest.mark.mostly_slow(7)
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_inferred_implementation_passes(name: str) -> None:
     """Values, masks and gradients are as expected, unless the class computes something else."""

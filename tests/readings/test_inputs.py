@@ -127,7 +127,7 @@ class FlagCalledBias(Fused):
         return output if bias else output - self.out.bias
 
 
-@pytest.mark.mostly_slow(6)
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize(
     ("cls", "row"),
     [
@@ -265,7 +265,7 @@ class OtherMaskAlone(TwoMasks):
         return super().forward(x, memory, None if self_mask is None else ~self_mask, cross_mask)
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("cls", "row"),
     [

@@ -110,7 +110,7 @@ class OfMemory(Required):
         return self.attend(input, memory, memory, added[:, None])
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize(
     ("cls", "row", "judged"),
     [

@@ -155,7 +155,7 @@ class ThreeAxesForItems(Heads):
         )
 
 
-@pytest.mark.mostly_slow(4)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize(
     ("cls", "row", "judged"),
     [

@@ -174,7 +174,7 @@ class OptionalPositions(Heads):
 GIVEN = "positions    rotary, half-split, by what each call is given  [tested]"
 
 
-@pytest.mark.mostly_slow(4)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize(
     ("cls", "row"),
     [

@@ -253,7 +253,7 @@ OUT_OF_SCOPE: dict[type[nn.Module], str] = {
 }
 
 
-@pytest.mark.mostly_slow(4)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("cls", OUT_OF_SCOPE, ids=lambda cls: cls.__name__)
 def test_what_is_not_plain_attention_is_named(cls: type[nn.Module]) -> None:
     assert OUT_OF_SCOPE[cls] in refusal_of(cls)

@@ -176,7 +176,7 @@ ADAPTERS: dict[str, Callable[[], Implementation]] = {
 }
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("convention", ADAPTERS)
 def test_convention_is_judged(convention: str) -> None:
     expect_pass(ADAPTERS[convention](), "SHP-1", "NUM-1", "HED-1", also=CLAUSES)

@@ -107,7 +107,7 @@ KERNELS: list[tuple[Any, Sizes, str]] = [
 ]
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(("kernel", "sizes", "row"), KERNELS)
 def test_kernel_is_judged_in_the_sizes_for_which_it_does_not_raise(
     kernel: Any, sizes: Sizes, row: str

@@ -290,7 +290,7 @@ def families() -> Iterator[Any]:
         )
 
 
-@pytest.mark.mostly_slow(8)
+@pytest.mark.mostly_slow(4)
 @pytest.mark.parametrize("case", list(families()))
 def test_script_of_each_family_needs_the_file_alone(
     case: Convention, folder: Path, alone: Alone
@@ -298,7 +298,7 @@ def test_script_of_each_family_needs_the_file_alone(
     fails_until_mended(folder, case, script_of(folder, case), alone)
 
 
-@pytest.mark.mostly_slow(5)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("which", CONVENTIONS)
 def test_script_uses_the_conventions_of_the_author(which: str, folder: Path, alone: Alone) -> None:
     case = CONVENTIONS[which]

@@ -205,7 +205,7 @@ def check_conforms(
     return [verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")]
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variant_conforms(variant: str) -> None:
     clauses = {

@@ -363,7 +363,7 @@ def verdict_on(
     return verdict.status, verdict.examples, verdict.margin, verdict.message
 
 
-@pytest.mark.mostly_slow(20)
+@pytest.mark.mostly_slow(10)
 @pytest.mark.parametrize("field", [field.name for field in fields(Claims)])
 def test_every_claim_changes_a_verdict(field: str) -> None:
     value, clause = CHANGES[field]

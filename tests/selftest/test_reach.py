@@ -93,6 +93,7 @@ def stale_mask(axis: int, fill: Callable[[Tensor], Tensor]) -> type[faults.Compl
     return StaleMask
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("axis", [0, 2, 3], ids=["items", "queries", "keys"])
 def test_a_call_may_be_smaller_in_any_size(axis: int) -> None:
     assert result_of(
