@@ -100,6 +100,7 @@ class CallByName:
     merged: whether the batch's axis is that of the heads too.
     same_shape: whether the output has the axes of the query.
     n_heads: H, to which masks are expanded that the function takes for each head.
+    kv_heads: H_kv.
     head_dim: d_k.
     weights: as for `as_output`.
     alone: for query, key and value that are one tensor, the call that leaves out a memory; None if
@@ -117,6 +118,7 @@ class CallByName:
     merged: bool = False
     same_shape: bool = True
     n_heads: int = 1
+    kv_heads: int = 1
     head_dim: int = 1
     weights: int | None = None
     alone: CallByName | None = None
@@ -134,6 +136,7 @@ class CallByName:
             batch_axis=batch_axis,
             length_axis=length_axis,
             n_heads=config.n_heads,
+            kv_heads=config.kv_heads,
             head_dim=config.head_dim,
             alone=alone,
         )
@@ -189,6 +192,8 @@ class CallByName:
             flags[names.need_weights] = options.need_weights
         if names.average and (options.need_weights or names.average in names.required):
             flags[names.average] = False
+        if names.grouped and self.kv_heads < self.n_heads:
+            flags[names.grouped] = True
         return flags
 
     def _of_scores(self, options: Options, query: Tensor) -> dict[str, Any]:
@@ -211,6 +216,7 @@ class CallByName:
         values = {
             "dropout": 0.0,
             "n_heads": self.n_heads,
+            "kv_heads": self.kv_heads,
             "module": MODULE,
             "start": 0,
             "batch": sizes[0],

@@ -97,6 +97,8 @@ OPTION_NAMES = {
         """
     ),
     "average": ("average_attn_weights", "average_weights"),
+    # What has to be said where there are fewer key heads.
+    "grouped": ("enable_gqa",),
     "scale": SCALE_NAMES,
     "softcap": SOFTCAP_NAMES,
     "sinks": SINK_NAMES,
@@ -114,7 +116,8 @@ PADDING_NAMES = (*KEY_MASK_NAMES, "mask", "attention_mask")
 NEUTRAL_NAMES = {
     "scale": SCALE_NAMES,
     "dropout": ("dropout", "dropout_p", "p_dropout", "dropout_rate"),
-    "n_heads": ("num_heads", "n_heads", "heads", "n_head", "nhead"),
+    "n_heads": ("num_heads", "n_heads", "heads", "n_head", "nhead", "q_num_heads"),
+    "kv_heads": ("kv_num_heads", "num_kv_heads", "n_kv_heads", "num_key_value_heads"),
     "module": ("module",),
     # Of what is decoded from its beginning, without rotary positions.
     "start": ("start_pos", "start"),

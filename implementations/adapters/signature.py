@@ -43,8 +43,8 @@ class Signature:
     inputs: its names for query, key and value; empty if they are passed by position.
     one_input: whether it can be called with a single input, as self-attention is.
     memory: its name for one input that is both key and value; the query then comes first.
-    mask, padding, is_causal, need_weights, average: its names for these options; None for one that
-        it does not have.
+    mask, padding, is_causal, need_weights, average, grouped: its names for these options; None for
+        one that it does not have.
     scores: those for options about the scores, as of `score_names`.
     required: the names of all parameters without a default.
     none_by_default: the names of all parameters with the default None.
@@ -76,6 +76,7 @@ class Signature:
     tables: tuple[str, ...] = ()
     rotation: str = "b l r"
     query: str | None = None
+    grouped: str | None = None
     alone: Signature | None = None
 
     @property
@@ -149,6 +150,7 @@ def signature_of(
         rotations=frozenset(rotations),
         tables=tables_in(tuple(parameters)),
         query=query,
+        grouped=option_name("grouped", parameters),
     )
 
 
@@ -197,7 +199,14 @@ def _masks_of_memory(masks: list[str], parameters: Mapping[str, inspect.Paramete
 
 
 def input_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
-    """Return a function's names for query, key and value; empty unless it names all three."""
+    """Return a function's names for query, key and value; empty unless it names all three.
+
+    Beside a cache that is required, keys and values that may be left out are what it appends.
+
+    >>> def attend(q, k_cache, v_cache, k=None, v=None): ...
+    >>> input_names(inspect.signature(attend).parameters)
+    ()
+    """
     names = []
     for known in INPUT_NAMES.values():
         name = first_known(known, parameters)
@@ -207,7 +216,17 @@ def input_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
     by_position_only = inspect.Parameter.POSITIONAL_ONLY
     if any(parameters[name].kind is by_position_only for name in names):
         return ()
+    are_optional = any(parameters[name].default is None for name in names)
+    if are_optional and _requires_cache(parameters):
+        return ()
     return tuple(names)
+
+
+def _requires_cache(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Return whether the second and the third input are required, and called a cache."""
+    first_three = [*parameters.values()][:3]
+    caches = [each for each in first_three[1:] if "cache" in words_of(each.name)]
+    return len(caches) == 2 and all(each.default is each.empty for each in caches)
 
 
 def _with_default(parameters: Mapping[str, inspect.Parameter], value: object) -> frozenset[str]:

@@ -81,6 +81,7 @@ ROTATIONS = {"cosines": "1", "sines": "0", "rotation": "cosines of 1 and sines o
 GIVEN = {
     "scale": "1/sqrt(d_k)",
     "dropout": "0.0",
+    "kv_heads": "n_kv_heads",
     "module": "an object in evaluation, without groups of heads",
     "start": "0",
     "positions": "None",

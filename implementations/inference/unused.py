@@ -104,6 +104,8 @@ def _used_options(candidate: Candidate) -> set[str | None]:
         signature.need_weights,
         signature.average,
     }
+    if candidate.claimed("grouped_query"):
+        used.add(signature.grouped)
     for option in ("scale", "window", "chunk", "softcap", "sinks", "alibi"):
         if getattr(scores, option):
             used.update(candidate.names_of(option))
