@@ -62,6 +62,14 @@ NUMBERS = listed("bool int float str")
 BIAS_NAMES = listed("attn_bias attention_bias additive_attention_mask bias")
 # Flags only where the default is one: others of these names are masks.
 FLAGS = ("causal_mask", "use_causal_mask")
+# Of kernels: functions of scores and places, blocks, and bits of bytes, which no mask becomes.
+NO_TENSOR_MASKS = listed("mask_mod block_mask block_mask_mod packed_custom_mask")
+# What makes kernels keep their bits, and the claim under which that is judged.
+OF_BITS = {
+    "deterministic": 'repeats="both" of functools.partial({kernel}, deterministic=True)',
+    "num_splits": 'batch_invariant={{"num_splits": 1}}',
+    "disable_split_kv": 'batch_invariant={{"disable_split_kv": True}}',
+}
 # Of how many keys are no padding.
 LENGTH_NAMES = listed(
     """

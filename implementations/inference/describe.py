@@ -9,7 +9,7 @@ from torch import nn
 from mha.implementations.adapters.construction import SIZES, assumed_arguments, fixed_dropout
 from mha.implementations.adapters.constructor_names import BIAS_ROLES
 from mha.implementations.adapters.loading import ParameterPath
-from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING, PAIRED
+from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING, OF_BITS, PAIRED
 from mha.implementations.inference.candidate import OF_FORMULA, Candidate
 from mha.implementations.inference.declared import Declared, DeclaredKernel
 from mha.implementations.inference.kernel_forms import PACKED_INPUTS, required_names
@@ -17,7 +17,11 @@ from mha.implementations.inference.probes import Formula
 from mha.implementations.inference.projections import not_loaded, order_against_name
 from mha.implementations.inference.rows import Row
 from mha.implementations.inference.sizes import either
-from mha.implementations.inference.unused import unclaimable_options, unused_options
+from mha.implementations.inference.unused import (
+    switches_of_bits,
+    unclaimable_options,
+    unused_options,
+)
 from mha.spec import Rounding
 from mha.spec.claims import BIASES, COMPUTE_DTYPES
 
@@ -160,12 +164,17 @@ def _shared_rows(candidate: Candidate) -> Iterator[Row]:
 
 def _not_judged(candidate: Candidate) -> Iterator[Row]:
     """Yield the rows about what no call shows: what may be declared, and what no claim is about."""
-    unclaimable = unclaimable_options(candidate)
-    declarable = [each for each in unused_options(candidate) if each not in unclaimable]
+    unclaimable, of_bits = unclaimable_options(candidate), switches_of_bits(candidate)
+    judged_elsewhere = {*unclaimable, *of_bits}
+    declarable = [each for each in unused_options(candidate) if each not in judged_elsewhere]
     if declarable:
         yield Row("not judged", ", ".join(declarable), "unless declared")
     if unclaimable:
         yield Row("not covered here", ", ".join(unclaimable), "no claim says what it does")
+    if of_bits:
+        claims = [OF_BITS[name].format(kernel=candidate.label) for name in of_bits]
+        found = f"{', '.join(of_bits)}: equal bits, judged where they are claimed: "
+        yield Row("bits", found + ", ".join(claims), "unless declared")
 
 
 def _found(candidate: Candidate, topics: tuple[str, ...]) -> Iterator[Row]:

@@ -7,6 +7,8 @@ import inspect
 from mha.implementations.adapters.names import (
     MEMORY_NAMES,
     NEUTRAL_MEANING,
+    NO_TENSOR_MASKS,
+    OF_BITS,
     OTHER_MASKS,
     is_option,
 )
@@ -51,10 +53,24 @@ def unclaimable_options(candidate: Candidate) -> list[str]:
     never.update(map(_other_than_zero, _positions(candidate)))
     unclaimable = []
     for option in unused_options(candidate):
-        is_unknown = option in parameters and not _has_meaning(option)
+        is_unknown = option in parameters and not _may_be_claimed(candidate, option)
         if is_unknown or option in never:
             unclaimable.append(option)
-    return unclaimable
+    return [option for option in unclaimable if option not in switches_of_bits(candidate)]
+
+
+def switches_of_bits(candidate: Candidate) -> list[str]:
+    """Return the parameters of a kernel by which its results keep their bits."""
+    parameters = candidate.declared.forward_parameters
+    return [name for name in OF_BITS if candidate.is_kernel and name in parameters]
+
+
+def _may_be_claimed(candidate: Candidate, name: str) -> bool:
+    """Return whether a claim may be about a parameter: it has a meaning, of a kernel for scores."""
+    if not candidate.is_kernel:
+        return _has_meaning(name)
+    meaning = NEUTRAL_MEANING.get(name)
+    return meaning == "dropout" or (is_option(name) and name not in (*NO_TENSOR_MASKS, *OTHER_MASKS))
 
 
 def _has_meaning(name: str) -> bool:
