@@ -9,6 +9,7 @@ from typing import get_args
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Probe
 from mha.implementations.inference.score_options import (
+    Acts,
     ScoreOption,
     aligned,
     possible_alignments,
@@ -55,6 +56,11 @@ class AlibiOption(ScoreOption):
         if not scores.alibi.per_item:
             return value
         return tuple(_times(value, 1 + item) for item in range(probe.batch))
+
+    def nearly(self, candidate: Candidate, scores: Scores) -> Iterator[Acts]:
+        """Yield slopes of the other sign too."""
+        yield from super().nearly(candidate, scores)
+        yield Acts("its bias has the other sign", lambda slopes: _times(slopes, -1.0))
 
     def completed(self, candidate: Candidate) -> Candidate:
         """Return the candidate with slopes for each item, if these are taken too."""

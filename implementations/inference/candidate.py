@@ -40,6 +40,8 @@ from mha.spec.claims import EmptyRow
 GPU = "cuda"
 # Stands in a row for the evidence of the formula.
 OF_FORMULA = ""
+# Ends the row of an option that changes nothing.
+NO_EFFECT = " has no effect"
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,12 @@ class Candidate:
     def noting(self, topic: str, finding: str, evidence: str = "tested") -> Candidate:
         """Return the candidate with a row, in place of an earlier one of the same topic."""
         return replace(self, rows={**self.rows, topic: Row(topic, finding, evidence)})
+
+    def explains(self, *topics: str) -> bool:
+        """Return whether trial runs have shown what the options of these rows do."""
+        rows = [self.rows[topic] for topic in topics if topic in self.rows]
+        are_tested = all(row.evidence == "tested" for row in rows)
+        return are_tested and not any(row.finding.endswith(NO_EFFECT) for row in rows)
 
     @property
     def is_kernel(self) -> bool:

@@ -15,6 +15,7 @@ from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import trials
 from mha.implementations.inference.kernel_forms import results_of
 from mha.implementations.inference.probes import Inputs, is_close
+from mha.implementations.inference.score_options import BY_NAME_ALONE
 from mha.implementations.inference.sinks import TRIED
 from mha.implementations.inference.weights import NOT_RETURNED
 from mha.spec import Lse, causal_mask
@@ -29,7 +30,7 @@ def find_lse(candidate: Candidate) -> Candidate:
     inputs = candidate.probes[0].inputs
     results = results_of(candidate, inputs, return_lse=True)
     if all(as_output(returned).weights is None for returned in results):
-        return candidate  # it returns nothing beside the context
+        return _without_another_result(candidate)
     natural = _natural(candidate, inputs)
     for layout, base in product(get_args(LseLayout), get_args(Base)):
         declared = Lse(base=base, layout=layout)
@@ -48,6 +49,14 @@ def find_lse(candidate: Candidate) -> Candidate:
     return _with_another_result(candidate, inputs)
 
 
+def _without_another_result(candidate: Candidate) -> Candidate:
+    """Note that what asks for a log-sum-exp has no effect, unless that may ask for weights."""
+    asked = candidate.names_of("return_lse")
+    if not asked:
+        return candidate
+    return candidate.noting("lse", f"{asked[0]} has no effect: the context alone is returned")
+
+
 def _natural(candidate: Candidate, inputs: Inputs) -> Tensor:
     """Return the natural log-sum-exp (B, H, L) of a plain call."""
     query, key, _ = inputs
@@ -58,14 +67,16 @@ def _natural(candidate: Candidate, inputs: Inputs) -> Tensor:
     return scores.logsumexp(-1)
 
 
-def _claiming(candidate: Candidate, lse: Lse) -> Candidate:
+def _claiming(candidate: Candidate, lse: Lse, evidence: str = "tested") -> Candidate:
     """Return the candidate with the claim of a log-sum-exp, and the row about it."""
     how, asked = "returned", candidate.names_of("return_lse")
     if asked:
         how = f"returned with {asked[0]}"
     shape = f"of shape ({lse.layout.replace(' ', ', ')})"
     found = f"{how}, {BASES[lse.base]}, {shape}; {HISTORIES[lse.gradient]}"
-    return candidate.claiming(lse=lse).noting("lse", found)
+    if not lse.sink:
+        found = f"{found}; sinks are not in its sum"
+    return candidate.claiming(lse=lse).noting("lse", found, evidence)
 
 
 def _with_another_result(candidate: Candidate, inputs: Inputs) -> Candidate:
@@ -78,7 +89,7 @@ def _with_another_result(candidate: Candidate, inputs: Inputs) -> Candidate:
         if _lse_of(candidate.claiming(lse=declared), inputs) is None:
             continue
         if candidate.names_of("return_lse"):
-            return _claiming(candidate, declared)
+            return _claiming(candidate, declared, BY_NAME_ALONE)
         if candidate.rows["weights"].finding != NOT_RETURNED:
             return candidate
         shape = f"({layout.replace(' ', ', ')})"
@@ -116,7 +127,7 @@ def _has_sink(candidate: Candidate, inputs: Inputs, without: Tensor) -> bool:
 
     without: that of a call without sinks.
     """
-    if not candidate.claimed("scores").sinks:
+    if not (candidate.claimed("scores").sinks and candidate.explains("sinks")):
         return True
     result = candidate.call_plainly(inputs, return_lse=True, sinks=TRIED)
     if result is None or not isinstance(result.lse, Tensor):
@@ -128,8 +139,10 @@ def _has_sink(candidate: Candidate, inputs: Inputs, without: Tensor) -> bool:
 def _is_differentiable(candidate: Candidate, inputs: Inputs) -> bool:
     """Return whether the log-sum-exp of a call has a history."""
     for returned in results_of(candidate, inputs, return_lse=True):
-        lse = as_output(returned, lse=candidate.claims["lse"]).lse
-        if lse is not None and lse.requires_grad:
+        output = as_output(returned, lse=candidate.claims["lse"])
+        # A kernel of one item returns it without the axis of the batch.
+        lse = output.weights if output.lse is None else output.lse
+        if isinstance(lse, Tensor) and lse.requires_grad:
             return True
     return False
 

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, get_args
 
 from torch import Tensor
 
-from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.candidate import NO_EFFECT, Candidate
 from mha.implementations.inference.nearest_projections import agree
 from mha.implementations.inference.probes import SCALES, Formula, Probe, is_close
-from mha.spec import Claims, Options, Scores
+from mha.spec import Claims, Options, Scores, causal_mask
 from mha.spec.claims import Alignment
 
 RANGES = {"any": "any number", "positive": "positive numbers"}
 BY_NAME_ALONE = "assumed by its name: no reading gives what it does"
+
+
+class Acts(NamedTuple):
+    """How an option acts: as a reading says, or otherwise.
+
+    otherwise: in words.
+    like: the value by which a right option gives the same.
+    aligned: the end from which places are counted, if it is not that of causal calls.
+    """
+
+    otherwise: str = ""
+    like: Callable[[Any], Any] = lambda value: value
+    aligned: Alignment | None = None
+
+
+AS_READ = Acts()
+IGNORED = Acts("it has no effect", lambda _: None)
 
 
 class ScoreOption:
@@ -69,7 +86,7 @@ class ScoreOption:
         """Return both causal flags, where there is one, and any value is taken without it."""
         if candidate.plainly_causal:
             return (True,)
-        if not (candidate.signature.is_causal and candidate.claimed("causal")):
+        if not has_causal_calls(candidate):
             return (False,)
         inputs = candidate.probes[0].inputs
         for value in self.values(scores):
@@ -86,6 +103,19 @@ class ScoreOption:
         """Return the candidate with what follows from a reading that explains the option."""
         return candidate
 
+    def remark(self, candidate: Candidate) -> str:
+        """Return what else is to be said of the reading that is claimed."""
+        del candidate
+        return ""
+
+    def nearly(self, candidate: Candidate, scores: Scores) -> Iterator[Acts]:
+        """Yield how the option may act that follows a reading in everything else."""
+        claimed = Claims(causal=candidate.claimed("causal"), scores=scores).alignment
+        for other in get_args(Alignment):
+            if candidate.claimed("causal") and other != claimed:
+                words = f"its places are counted {other}, and those of causal calls {claimed}"
+                yield Acts(words, aligned=other)
+
     def find(self, candidate: Candidate) -> Candidate:
         """Claim the option, if a parameter has its name, as trial runs show.
 
@@ -97,42 +127,47 @@ class ScoreOption:
         readings = list(self.readings(candidate))
         for scores in readings:
             if self.follows(candidate, scores):
-                return self._noted(self.completed(candidate.claiming(scores=scores)))
+                return self.noted(self.completed(candidate.claiming(scores=scores)))
         if not self.is_of_calls(candidate):
             return candidate
         usual = self.usual(candidate, readings)
         for scores in usual:
-            if self.follows(candidate, scores, ignored=True):
-                return self._noted(candidate.claiming(scores=scores), is_idle=True)
+            if self.follows(candidate, scores, IGNORED):
+                return self.noted(candidate.claiming(scores=scores), is_idle=True)
+        for scores in readings:
+            for acts in self.nearly(candidate, scores):
+                if self.follows(candidate, scores, acts):
+                    near = f"assumed by its name: {acts.otherwise}"
+                    return self.noted(candidate.claiming(scores=scores), near)
         for scores in usual:
             if self.is_taken(candidate, scores):
-                return self._noted(candidate.claiming(scores=scores), BY_NAME_ALONE)
+                return self.noted(candidate.claiming(scores=scores), BY_NAME_ALONE)
         return candidate
 
-    def _noted(
+    def noted(
         self, candidate: Candidate, evidence: str = "tested", *, is_idle: bool = False
     ) -> Candidate:
         """Return a candidate that claims the option with the row about it."""
         called = ", ".join(self.names(candidate))
         if is_idle:
-            return candidate.noting(self.name, f"{called} has no effect")
-        words = self.words(candidate.claimed("scores"))
+            return candidate.noting(self.name, called + NO_EFFECT)
+        words = self.words(candidate.claimed("scores")) + self.remark(candidate)
         return candidate.noting(self.name, f"{called}: {words}", evidence)
 
-    def follows(self, candidate: Candidate, scores: Scores, *, ignored: bool = False) -> bool:
-        """Return whether calls with the option give what the formula gives with it.
-
-        ignored: compare with the formula without it.
-        """
+    def follows(self, candidate: Candidate, scores: Scores, acts: Acts = AS_READ) -> bool:
+        """Return whether calls with the option give what the formula gives that acts so."""
         tried = candidate.claiming(scores=scores)
-        flags = self.flags(tried, scores, ignored=ignored)
+        flags = self.flags(tried, scores, ignored=acts is IGNORED)
         for probe, value, flag in product(tried.probes, self.values(scores), flags):
             mask = self.mask(tried, probe)
             given = {self.name: self.value_for(scores, probe, value)}
             options = Options(mask=mask, is_causal=flag).change(**given)
             result = tried.call(probe.inputs, **options.arguments)
-            shown = options.change(**{self.name: None}) if ignored else options
-            expected = _formula_with(tried, shown)(probe.inputs, tried.weights, mask)
+            shown = options.change(**{self.name: acts.like(given[self.name])})
+            formula = formula_with(tried, shown)
+            if acts.aligned:
+                formula, mask = _aligned_apart(formula, acts.aligned, probe)
+            expected = formula(probe.inputs, tried.weights, mask)
             if result is None or not is_close(result.output, expected):
                 return False
         return True
@@ -156,6 +191,12 @@ def possible_alignments(candidate: Candidate) -> tuple[Alignment | None, ...]:
     return "top_left", "bottom_right"
 
 
+def has_causal_calls(candidate: Candidate) -> bool:
+    """Return whether a flag makes calls causal; one that does something else is of other clauses."""
+    is_understood = candidate.trial.is_causal is None
+    return bool(candidate.signature.is_causal and candidate.claimed("causal") and is_understood)
+
+
 def aligned(scores: Scores) -> str:
     """Return in words where places are counted from, if the causal mask does not say it."""
     if scores.alignment is None:
@@ -163,7 +204,7 @@ def aligned(scores: Scores) -> str:
     return f", aligned {scores.alignment.replace('_', '-')}"
 
 
-def _formula_with(tried: Candidate, options: Options) -> Formula:
+def formula_with(tried: Candidate, options: Options) -> Formula:
     """Return the formula with the options of a call.
 
     A plain call is causal as the formula was found to be, another one as it is claimed to be.
@@ -176,6 +217,16 @@ def _formula_with(tried: Candidate, options: Options) -> Formula:
     return replace(tried.formula, causal=causal, options=options, claimed=claimed)
 
 
+def _aligned_apart(
+    formula: Formula, alignment: Alignment, probe: Probe
+) -> tuple[Formula, Tensor | None]:
+    """Return a formula with options of another alignment, and its causal mask as a mask."""
+    mask = causal_mask(*probe.lengths, formula.causal) if formula.causal else None
+    options = formula.options.change(is_causal=False)
+    claimed = replace(formula.claimed, alignment=alignment)
+    return replace(formula, causal=None, options=options, claimed=claimed), mask
+
+
 def find_scale(candidate: Candidate) -> Candidate:
     """Claim an explicit scale, if there is a parameter for one that multiplies the scores."""
     names = candidate.names_of("scale")
@@ -186,7 +237,7 @@ def find_scale(candidate: Candidate) -> Candidate:
     name = names[0]
     if not _multiplies(tried, 2.0):
         if _is_ignored(tried):
-            return tried.noting("scale", f"{name} has no effect")
+            return tried.noting("scale", name + NO_EFFECT)
         return candidate
     takes_any = _multiplies(tried, 0.0) and _multiplies(tried, -1.0)
     scores = replace(claimed, scale="any" if takes_any else "positive")
@@ -217,9 +268,8 @@ def _multiplies(tried: Candidate, factor: float) -> bool:
     So must causal calls.
     """
     formulas = {tried.plainly_causal: tried.formula}
-    alignment = tried.claimed("causal")
-    if tried.signature.is_causal and alignment and not tried.plainly_causal:
-        formulas[True] = replace(tried.formula, causal=alignment)
+    if has_causal_calls(tried) and not tried.plainly_causal:
+        formulas[True] = replace(tried.formula, causal=tried.claimed("causal"))
     usual = SCALES[tried.formula.scale](tried.config.head_dim, tried.config.d_model)
     inputs, weights = tried.probes[0].inputs, tried.weights
     of_query = {name: factor * x for name, x in weights.named() if name in ("w_q", "b_q")}

@@ -46,7 +46,7 @@ from mha.implementations.inference.sizes import (
     find_longest,
     find_widths,
 )
-from mha.implementations.inference.softcaps import SOFTCAP
+from mha.implementations.inference.softcaps import SOFTCAP, find_place_beside_slopes
 from mha.implementations.inference.weights import find_weights
 from mha.implementations.inference.windows import WINDOW
 
@@ -118,6 +118,7 @@ FINDERS = (
     Finder(SINKS.find),
     Finder(ALIBI.find),
     Finder(BUILT_IN_ALIBI.find),
+    Finder(find_place_beside_slopes),
     Finder(find_lengths, _of_kernels),
     Finder(find_packing, _of_kernels),
     Finder(CHUNK.find),

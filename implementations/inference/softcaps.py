@@ -8,10 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mha.implementations.inference.alibi import ALIBI
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.probes import Probe
-from mha.implementations.inference.score_options import ScoreOption
-from mha.spec import Scores
+from mha.implementations.inference.probes import Probe, is_close
+from mha.implementations.inference.score_options import ScoreOption, formula_with
+from mha.spec import Options, Scores, alibi_slopes
 from mha.spec.scores import SoftcapPlace
 
 # Well below most of the scores of trial runs.
@@ -63,3 +64,32 @@ class SoftcapOption(ScoreOption):
 
 
 SOFTCAP = SoftcapOption()
+
+
+def find_place_beside_slopes(candidate: Candidate) -> Candidate:
+    """Claim that a cap acts after the bias of slopes, where no float mask has shown its place."""
+    claimed, are_read = candidate.claimed("scores"), candidate.explains(SOFTCAP.name, ALIBI.name)
+    if not (claimed.softcap and claimed.alibi and are_read) or _follows_with_slopes(candidate):
+        return candidate
+    tried = candidate.claiming(scores=replace(claimed, softcap="after_bias"))
+    if not _follows_with_slopes(tried):
+        return SOFTCAP.noted(candidate, "assumed: with slopes, it gives something else")
+    if "float" in candidate.claims.get("masks", ()):
+        return SOFTCAP.noted(candidate, "assumed: it is after the bias of slopes")
+    return SOFTCAP.noted(tried)
+
+
+def _follows_with_slopes(tried: Candidate) -> bool:
+    """Return whether calls with a cap and slopes give what the formula gives."""
+    scores = tried.claimed("scores")
+    (slopes,) = ALIBI.values(scores)
+    if scores.alibi.built_in:
+        slopes = alibi_slopes(len(slopes))
+    for probe in tried.probes:
+        given = ALIBI.value_for(scores, probe, slopes)
+        options = Options(is_causal=tried.plainly_causal, softcap=CAP, alibi=given)
+        result = tried.call(probe.inputs, **options.arguments)
+        expected = formula_with(tried, options)(probe.inputs, tried.weights, None)
+        if result is None or not is_close(result.output, expected):
+            return False
+    return True

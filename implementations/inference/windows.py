@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import get_args
 
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.score_options import (
+    Acts,
     ScoreOption,
     aligned,
     possible_alignments,
@@ -70,12 +72,35 @@ class WindowOption(ScoreOption):
         form = _usual_form(candidate)
         return [each for each in readings if each.window and each.window.form == form]
 
+    def nearly(self, candidate: Candidate, scores: Scores) -> Iterator[Acts]:
+        """Yield windows that are one key shorter or longer on a side too."""
+        yield from super().nearly(candidate, scores)
+        for side, (end, beyond) in enumerate((("first", "before"), ("last", "after"))):
+            yield Acts(f"it leaves out the {end} key of a window", partial(_moved, side, -1))
+            yield Acts(f"it takes in the key {beyond} a window", partial(_moved, side, 1))
+
+    def remark(self, candidate: Candidate) -> str:
+        """Return that a name is usually of another form; names of no form count keys too."""
+        claimed, usual = candidate.claimed("scores").window.form, _usual_form(candidate)
+        name = self.names(candidate)[0]
+        if claimed == usual or (name not in BY_NAME and claimed != "count_right"):
+            return ""
+        return f" (elsewhere, {name} is {WORDS[usual]})"
+
     def flags(self, candidate: Candidate, scores: Scores, *, ignored: bool) -> tuple[bool, ...]:
         """Return both flags, where there is one; a window that counts keys is of causal calls."""
         assert scores.window
         flags = self.flags_taken(candidate, scores)
         counts = scores.window.form == "count" and not ignored
         return (True,) if counts and True in flags else flags
+
+
+def _moved(side: int, keys: int, bounds: Bounds) -> Bounds:
+    """Return bounds of which one is so many keys further from the query."""
+    moved = [*bounds]
+    if moved[side] is not None:
+        moved[side] += keys
+    return moved[0], moved[1]
 
 
 def _usual_form(candidate: Candidate) -> WindowForm:
