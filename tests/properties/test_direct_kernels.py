@@ -15,7 +15,7 @@ from mha.conformance.settings import Settings
 from mha.implementations import from_kernel, resolve
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Rounding, Scores, oracle
-from support.judging import expect_conforms
+from support.judging import expect_conforms, verdict_of
 
 ABOUT_LENGTHS = [
     "SHP-1",
@@ -64,6 +64,23 @@ def in_half_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         raise TypeError("half precision alone")
     scores = (q.float() @ k.float().mT) * q.shape[-1] ** -0.5
     return (scores.softmax(-1) @ v.float()).to(q)
+
+
+def causal_mean_of_empty_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Always causal, the last query at the last key; the mean of all values without a key."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    queries, keys = scores.shape[-2:]
+    hidden = ~torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    if mask is not None:
+        hidden = hidden | ~mask
+    return scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1) @ v
+
+
+def test_query_before_the_one_key_that_its_mask_allows_is_an_empty_row() -> None:
+    claims = Claims(
+        always_causal=True, causal="bottom_right", empty_row="uniform", returns_weights=False
+    )
+    assert verdict_of(from_kernel(causal_mean_of_empty_rows, claims=claims), "EQV-6").conforms
 
 
 def test_queries_of_self_attention_change_with_the_keys() -> None:
