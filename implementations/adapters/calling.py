@@ -16,7 +16,7 @@ from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.reading import limits
 from mha.implementations.adapters.score_arguments import ScoreArguments
 from mha.implementations.adapters.signature import Signature
-from mha.implementations.adapters.tables import table_of
+from mha.implementations.adapters.tables import table_of, table_without_rotation
 from mha.implementations.discovery.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Options, Output, causal_mask, join_causal
 from mha.spec.masks import form_of
@@ -205,10 +205,10 @@ class CallByName:
     def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> Any:
         """Return what a required parameter is given, by its name; None for an unknown one."""
         if name in self.signature.rotations:
-            shape: tuple[int, ...] = (1, 1, 1)
-            if self.signature.pairs:
-                shape = (sizes[2], self.head_dim // 2)
-            return _no_rotation(name, query, shape)
+            if self.signature.shaped:
+                layout = self.signature.rotation
+                return table_without_rotation(name, layout, query, sizes, self.head_dim)
+            return _no_rotation(name, query)
         if name in self.signature.lengths:
             return self._all_lengths(name, query, sizes)
         if NEUTRAL_MEANING.get(name) == "zeros":
@@ -343,19 +343,13 @@ def versions_of(tensors: Iterable[Tensor | None]) -> list[int]:
     return versions
 
 
-def _no_rotation(
-    name: str, query: Tensor, shape: tuple[int, ...]
-) -> Tensor | tuple[Tensor, Tensor]:
+def _no_rotation(name: str, query: Tensor) -> Tensor | tuple[Tensor, Tensor]:
     """Return cosines of 1 or sines of 0, or both, for a parameter of this name.
 
     Of one element each, they are for any number of positions and any width.
     """
-    cosines, sines = query.new_ones(shape), query.new_zeros(shape)
+    cosines, sines = query.new_ones(1, 1, 1), query.new_zeros(1, 1, 1)
     meaning = NEUTRAL_MEANING[name]
-    if meaning == "complex":
-        # Complex numbers have at least 32 bits for each part.
-        wide = torch.promote_types(query.dtype, torch.float32)
-        return torch.complex(cosines.to(wide), sines.to(wide))
     if meaning == "cosines":
         return cosines
     if meaning == "sines":

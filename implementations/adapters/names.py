@@ -156,7 +156,7 @@ NEUTRAL_NAMES = {
 MODULE = SimpleNamespace(training=False, num_key_value_groups=1, is_causal=False, layer_idx=0)
 # Of a rotation for each position and pair of columns, (L, d_k / 2), if need be; the first one in
 # complex numbers.
-PAIRED = ("freqs_cis", "freqs_cos", "freqs_sin")
+PAIRED = frozenset({"freqs_cis", "freqs_cos", "freqs_sin"})
 NEUTRAL_MEANING = {name: meaning for meaning, names in NEUTRAL_NAMES.items() for name in names}
 KNOWN_OPTIONS = {*PADDING_NAMES, *WINDOW_NAMES}.union(*OPTION_NAMES.values(), *WINDOW_PAIRS)
 

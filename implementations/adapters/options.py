@@ -30,7 +30,8 @@ class InputFormat:
         are of one element, and `freqs_cis` is None.
     rotation_layout: the shape of cosines and sines where `Rotary(tables="given")` is claimed, one
         of `mha.implementations.adapters.tables.ROTATION_LAYOUTS`; by default "b l r", or "l p" if
-        `rotation_pairs` is True.
+        `rotation_pairs` is True. For `freqs_cis`, "l p 2" are cosines and sines in one tensor of
+        real numbers.
     """
 
     layout: str = "b l d"

@@ -51,7 +51,7 @@ class Signature:
     others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which
         are given None.
     rotations: those of them that are given cosines of 1 and sines of 0.
-    pairs: whether these, or `PAIRED`, are for each position and pair of columns.
+    shaped: whether these, or `PAIRED`, have the shape that `rotation` says, and not one element.
     tables: all parameters that say how heads are rotated: cosines, sines, positions.
     rotation: the layout of these, one of `ROTATION_LAYOUTS`.
     query: its name for the query, if the memory comes first.
@@ -72,7 +72,7 @@ class Signature:
     none_by_default: frozenset[str] = frozenset()
     others: tuple[str, ...] = ()
     rotations: frozenset[str] = frozenset()
-    pairs: bool = False
+    shaped: bool = False
     tables: tuple[str, ...] = ()
     rotation: str = "b l r"
     query: str | None = None
@@ -89,13 +89,14 @@ class Signature:
 
         layout: of tables that are given; by default of pairs or columns as the other one says.
         """
-        layout = layout or ("l p" if of_pairs else "b l r")
         alone, rotations = self.alone, self.rotations
+        shaped = of_pairs or layout is not None
         if alone is not None:
             alone = alone.with_rotations(of_pairs=of_pairs, layout=layout)
+        layout = layout or ("l p" if of_pairs else "b l r")
         if of_pairs:
             rotations = rotations.union(name for name in self.others if name in PAIRED)
-        return replace(self, rotations=rotations, pairs=of_pairs, rotation=layout, alone=alone)
+        return replace(self, rotations=rotations, shaped=shaped, rotation=layout, alone=alone)
 
     @property
     def lengths(self) -> frozenset[str]:

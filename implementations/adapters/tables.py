@@ -27,6 +27,9 @@ ROTATION_LAYOUTS = (
     "1 1 l r",
     "b l p",
 )
+# Those of one tensor for both: complex numbers, or a cosine and a sine in the place of each.
+OF_REAL_PAIRS = "l p 2"
+COMPLEX_LAYOUTS = ("l p", OF_REAL_PAIRS)
 
 
 def tables_in(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -45,8 +48,9 @@ def require_tables(
 
     names: of the parameters for them; None if the call is made by a function of its own.
     """
-    if layout is not None and layout not in ROTATION_LAYOUTS:
-        words = ", ".join(map(repr, ROTATION_LAYOUTS))
+    known_layouts = dict.fromkeys((*ROTATION_LAYOUTS, *COMPLEX_LAYOUTS))
+    if layout is not None and layout not in known_layouts:
+        words = ", ".join(map(repr, known_layouts))
         raise ImplementationError(
             f"{label}: rotation_layout must be one of {words}, but is {layout!r}"
         )
@@ -64,21 +68,44 @@ def table_of(
     """Return what a parameter of a call is given for a rotation of positions from 0 on.
 
     name: of the parameter, which says what it is.
-    layout: one of `ROTATION_LAYOUTS`; complex numbers and positions have a shape of their own.
+    layout: one of `ROTATION_LAYOUTS`, or of `COMPLEX_LAYOUTS`; positions have a shape of their own.
     query: in whose dtype they are, but for complex numbers, of 32 bits at least.
     """
-    meaning, (batch, _, length, _) = NEUTRAL_MEANING[name], sizes
+    batch, _, length, _ = sizes
     positions = torch.arange(length, device=query.device)
-    if meaning == "places":
+    if NEUTRAL_MEANING[name] == "places":
         return positions.expand(batch, -1)
-    angles = _angles(rotary, positions, head_dim)
+    return _table(name, _angles(rotary, positions, head_dim), rotary, layout, query, batch)
+
+
+def table_without_rotation(
+    name: str, layout: str, query: Tensor, sizes: Sizes, head_dim: int
+) -> Any:
+    """Return what `table_of` does where no position is rotated: cosines of 1 and sines of 0."""
+    batch, _, length, _ = sizes
+    angles = torch.zeros(length, head_dim // 2, dtype=torch.float64, device=query.device)
+    return _table(name, angles, Rotary(), layout, query, batch)
+
+
+def _table(
+    name: str, angles: Tensor, rotary: Rotary, layout: str, query: Tensor, batch: int
+) -> Any:
+    """Return the table, or the pair of them, that a parameter of this name is given for angles."""
+    meaning = NEUTRAL_MEANING[name]
     if meaning == "complex":
-        wide = torch.promote_types(query.dtype, torch.float32)
-        return torch.complex(angles.cos().to(wide), angles.sin().to(wide))
+        return _complex_numbers(angles.cos(), angles.sin(), query, layout)
     cosines, sines = (_shaped(x.to(query.dtype), rotary, layout, batch) for x in _both(angles))
     if meaning == "cosines":
         return cosines
     return sines if meaning == "sines" else (cosines, sines)
+
+
+def _complex_numbers(cosines: Tensor, sines: Tensor, query: Tensor, layout: str) -> Tensor:
+    """Return a table of both, of 32 bits at least, in one of `COMPLEX_LAYOUTS`."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    if layout == OF_REAL_PAIRS:
+        return torch.stack((cosines, sines), -1).to(wide)
+    return torch.complex(cosines.to(wide), sines.to(wide))
 
 
 def _both(angles: Tensor) -> tuple[Tensor, Tensor]:

@@ -90,7 +90,7 @@ def with_given_rotation(candidate: Candidate, module: nn.Module) -> Candidate:
     meanings = {NEUTRAL_MEANING[name] for name in candidate.signature.tables}
     if not meanings or candidate.is_kernel or candidate.claimed("rotary"):
         return candidate
-    layouts: Sequence[str | None] = [None]
+    layouts: Sequence[str | None] = [candidate.declared.rotation_layout]
     if not meanings.isdisjoint(OF_TABLES):
         layouts = ROTATION_LAYOUTS
     # Tables are made here, by any base; only where positions are given, the class has its own.

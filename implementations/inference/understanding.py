@@ -12,7 +12,9 @@ from typing import Any, Literal
 from torch import nn
 
 from mha.implementations.adapters.axes_of_inputs import TO_LAYOUT
+from mha.implementations.adapters.names import PAIRED
 from mha.implementations.adapters.signature import Signature, possible_orders, required_inputs
+from mha.implementations.adapters.tables import OF_REAL_PAIRS, ROTATION_LAYOUTS
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.changed_heads import with_changed_heads, with_given_rotation
 from mha.implementations.inference.dropout import require_repeatable
@@ -128,13 +130,34 @@ def _candidates(
     biases = possible_biases(first)
     if biases != {True, False}:
         first = first.claiming(bias=biases)
-    raises = first.call_plainly(first.probes[0].inputs) is None
-    layouts = TO_LAYOUT if raises else ("b l d", "l b d")
+    first = _with_tables(first)
+    layouts = TO_LAYOUT if first.problem else ("b l d", "l b d")
     return [
         first.declaring(parameters=parameters, layout=layout)
         for parameters in maps
         for layout in layouts
     ]
+
+
+def _with_tables(candidate: Candidate) -> Candidate:
+    """Return the candidate after a call, with tables of a rotation in a shape in which it returns.
+
+    These are tried only if it raises without. What raises would be tried in every other way first,
+    which takes long.
+    """
+    inputs, names = candidate.probes[0].inputs, candidate.signature
+    if candidate.call_plainly(inputs):
+        return candidate
+    tried = list[Candidate]()
+    if not PAIRED.isdisjoint(names.others):
+        paired = candidate.declaring(rotation_pairs=True)
+        tried += [paired, paired.declaring(rotation_layout=OF_REAL_PAIRS)]
+    if names.rotations:
+        tried += [candidate.declaring(rotation_layout=layout) for layout in ROTATION_LAYOUTS]
+    for each in tried:
+        if each.call_plainly(inputs):
+            return each
+    return candidate
 
 
 def _with_sinks(candidates: Sequence[Candidate], module: nn.Module) -> list[Candidate]:

@@ -12,8 +12,12 @@ from torch.nn import functional as F
 
 from mha.conformance import check
 from mha.implementations import ImplementationError, from_kernel
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.declared import Declared
 from mha.implementations.inference.infer import infer
 from mha.implementations.inference.kernels import infer_kernel
+from mha.implementations.inference.probes import CONFIG
+from mha.implementations.inference.understanding import _choices
 from mha.spec import Claims, Config
 from support.judging import expect_conforms
 
@@ -91,6 +95,28 @@ class Complex(Self):
 
     def wide(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, 2))
+
+
+class RealPairs(Complex):
+    """As in gpt-fast: cosines and sines in one tensor (L, d_k / 2, 2)."""
+
+    def forward(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
+        freqs_cis = freqs_cis.view(x.shape[1], -1, 2).to(x)
+        return super().forward(x, torch.view_as_complex(freqs_cis))
+
+
+class ByColumn(Complex):
+    """Rotary positions as tables of two axes, (L, d_k), for columns that are halves of pairs."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]  # by name
+        assert cos.shape == (x.shape[1], x.shape[-1] // self.n_heads)
+        q, k, v = self.heads(x)
+        return self.attend(_turned(q, cos, sin), _turned(k, cos, sin), v)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    one, other = x.chunk(2, -1)
+    return x * cos[None, :, None] + torch.cat((-other, one), -1) * sin[None, :, None]
 
 
 class Pairs(Self):
@@ -182,11 +208,22 @@ def test_flag_of_a_function_that_is_not_passed_keeps_its_default() -> None:
         infer_kernel(not_beside_a_mask)
 
 
+@pytest.mark.parametrize(("cls", "layout"), [(RealPairs, "l p 2"), (ByColumn, "l r")])
+def test_rotation_that_a_call_requires_is_given_before_other_readings_are_tried(
+    cls: type[Self], layout: str
+) -> None:
+    empty = Candidate(Declared(cls, "attention"))
+    choices = _choices(empty, cls(CONFIG.d_model, CONFIG.n_heads))
+    assert {each.declared.rotation_layout for each in choices[0]} == {layout}
+    assert {each.declared.layout for each in choices[0]} == {"b l d", "l b d"}
+
+
 @pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("cls", "given"),
     [
         (Complex, "rotation_pairs=True"),
+        (RealPairs, 'rotation_layout="l p 2"'),
         (Pairs, "freqs_sin=0 of shape (l, d_k / 2)"),
         (FullWidth, "freqs_cos=1, freqs_sin=0"),
         (Guarded, "freqs_cis=None"),
