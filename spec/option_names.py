@@ -27,6 +27,7 @@ WINDOW_NAMES = listed(
 SOFTCAP_NAMES = listed(
     """
     softcap soft_cap logit_cap logits_soft_cap attn_logits_soft_cap attn_logit_softcapping
+    attention_logit_softcapping
     """
 )
 # The last one is a tile elsewhere.

@@ -5,6 +5,7 @@ A call that gives one is a call of a module that is built anew with it, and has 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from torch.func import functional_call
 
 from mha.implementations.adapters.construction import parameters_of
 from mha.implementations.adapters.constructor_names import fields_of
+from mha.implementations.adapters.given_configs import config_name, options_of_configs
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.score_arguments import Names, ScoreArguments, score_names
 from mha.implementations.adapters.signature import Signature
@@ -38,17 +40,36 @@ def built_names(
     ...     def __init__(self, d_model, n_heads, sliding_window=None): ...
     >>> built_names(Attention, None)
     {'window': ('sliding_window',)}
+
+    Those that the class reads from its config come after a dot, as in "config.sliding_window".
     """
-    parameters = parameters_of(constructor)
-    known = fields_of(parameters)  # which are given something else
-    others = {name: parameter for name, parameter in parameters.items() if name not in known}
     of_calls: Names = {}
     if signature is not None:
         of_calls = signature.scores
     found: dict[str, tuple[str, ...]] = {}
-    for option, names in score_names(others).items():
+    of_constructor = _names_among(parameters_of(constructor))
+    for option, names in {**_names_in_config(constructor), **of_constructor}.items():
         if option in BUILT and option not in of_calls:
             found[option] = names
+    return found
+
+
+def _names_in_config(constructor: Callable[..., nn.Module]) -> Names:
+    """Return the names of options that a class reads from its config."""
+    found: Names = {}
+    for option, names in _names_among(options_of_configs(constructor)).items():
+        config = config_name(constructor)
+        found[option] = tuple(f"{config}.{name}" for name in names)
+    return found
+
+
+def _names_among(parameters: Mapping[str, inspect.Parameter]) -> Names:
+    """Return the names of options about scores that are not given something else."""
+    known = fields_of(parameters)
+    found = score_names({name: p for name, p in parameters.items() if name not in known})
+    for name, meaning in known.items():
+        if meaning == "score_scalar":
+            found.setdefault("scale", (name,))
     return found
 
 
@@ -115,6 +136,7 @@ def built_options(
         return None
     parameters = parameters_of(constructor)
     by_default = {name for name, p in parameters.items() if p.default is None}
+    by_default.update(*_names_in_config(constructor).values())
     return BuiltOptions(ScoreArguments(label, claimed, claims, by_default), sinks, build)
 
 

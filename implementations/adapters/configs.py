@@ -106,7 +106,11 @@ def _variables_of(definition: ast.FunctionDef) -> set[str]:
 
 
 def config_object(
-    constructor: Callable[..., Any], name: str, every: Mapping[str, Any], kept: Collection[str]
+    constructor: Callable[..., Any],
+    name: str,
+    every: Mapping[str, Any],
+    kept: Collection[str],
+    options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return an object with values by name, of the constructor's own config class if it has one.
 
@@ -115,36 +119,45 @@ def config_object(
     name: of the parameter.
     every: the values.
     kept: the names that a config class decides itself, as where a value is None.
+    options: what it holds beside them.
 
     Raises what the class raises for other values.
     """
-    cls = _config_class(constructor, name)
+    cls = config_class(constructor, name)
+    options = options or {}
     if cls is None:
-        return AnyConfig(**every)
+        return AnyConfig(**{**every, **options})
     own = {name: value for name, value in every.items() if value is not None and name not in kept}
     try:
-        return _filled(cls, own)
+        return filled(cls, own, options)
     except (TypeError, AttributeError):  # it requires more, or lets nothing be set
-        return AnyConfig(**every)
+        return AnyConfig(**{**every, **options})
 
 
-def _filled(cls: type, values: Mapping[str, Any]) -> Any:
-    """Return an object of a class with those of the values that it takes, or has as a number."""
+def filled(cls: type, values: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Return an object of a class with those of the values that it takes, or has as a number.
+
+    options: what it holds in any case, in the place of values of the same names.
+    """
     accepted = inspect.signature(cls).parameters
-    taken = {}
+    taken = {name: value for name, value in options.items() if name in accepted}
     for name, value in values.items():
-        if name in accepted:
-            default = accepted[name].default
-            if default is inspect.Parameter.empty or isinstance(default, NUMBER):
-                taken[name] = value
+        if name in accepted and name not in taken and _may_be_number(accepted[name]):
+            taken[name] = value
     made = cls(**taken)
-    for name, value in values.items():
-        if name not in accepted and isinstance(getattr(made, name, ""), NUMBER):
+    later = {name: value for name, value in {**values, **options}.items() if name not in accepted}
+    for name, value in later.items():
+        if name in options or isinstance(getattr(made, name, ""), NUMBER):
             setattr(made, name, value)
     return made
 
 
-def _config_class(constructor: Callable[..., Any], name: str) -> type | None:
+def _may_be_number(parameter: inspect.Parameter) -> bool:
+    default = parameter.default
+    return default is inspect.Parameter.empty or isinstance(default, NUMBER)
+
+
+def config_class(constructor: Callable[..., Any], name: str) -> type | None:
     """Return the class of a config: the annotation, or one of the module with a fitting name."""
     target = without_partial(constructor)
     found = variables_of(module_named(target.__module__))
@@ -152,6 +165,8 @@ def _config_class(constructor: Callable[..., Any], name: str) -> type | None:
     parameter = inspect.signature(target).parameters.get(name)
     cls = None
     if parameter is not None:
+        if parameter.annotation in (Any, "Any"):
+            return None
         cls = _annotated(parameter.annotation, found)
     if cls is None:
         cls = _named(target.__name__, found)

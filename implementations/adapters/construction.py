@@ -11,11 +11,9 @@ import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from mha.implementations.adapters.configs import AnyConfig, config_object
 from mha.implementations.adapters.constructor_names import (
     CONSTRUCTOR_NAMES,
     IF_REQUIRED,
-    KEPT,
     TILE_LENGTHS,
     VARIADIC,
     VARIED,
@@ -25,6 +23,7 @@ from mha.implementations.adapters.constructor_names import (
     without_partial,
 )
 from mha.implementations.adapters.constructor_values import by_every_name, layer_of, values_of
+from mha.implementations.adapters.given_configs import configs_to_try
 from mha.implementations.adapters.widened import Widened
 from mha.implementations.discovery.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Config
@@ -307,24 +306,23 @@ def _arguments_to_try(
     """Return the arguments of a constructor; with a config, others that have other configs."""
     every = by_every_name(values)
     given: dict[str, Any] = {}
-    configs = []
+    configs: dict[str, list[Any]] = {}
     for name, field in arguments.items():
         if field == "config":
-            configs.append(name)
-            given[name] = config_object(constructor, name, every, KEPT)
+            configs[name] = configs_to_try(constructor, name, every)
         elif field.endswith("_layer"):
             given[name] = layer_of(config, field[0])
         else:
             given[name] = values[field]
-        if given[name] is None:  # a width of key or value that is not set
-            given[name] = parameters_of(constructor)[name].default
-            if given[name] is inspect.Parameter.empty:
-                given[name] = config.d_model
+            if given[name] is None:  # a width of key or value that is not set
+                given[name] = parameters_of(constructor)[name].default
+                if given[name] is inspect.Parameter.empty:
+                    given[name] = config.d_model
     if not configs:
         return [given]
-    with_any_config = given | dict.fromkeys(configs, AnyConfig(**every))
-    with_dictionary = given | dict.fromkeys(configs, every)
-    return [given, with_any_config, with_dictionary]
+    # A constructor with two configs has them of one kind.
+    together = zip(*configs.values(), strict=False)
+    return [{**given, **dict(zip(configs, each, strict=True))} for each in together]
 
 
 def _first_made(

@@ -11,6 +11,8 @@ from typing import Any
 from mha.implementations.adapters.names import is_causal_flag, words_of
 from mha.spec.option_names import listed
 
+# What the root of stands in the place of that of d_k.
+SCALARS = listed("query_pre_attn_scalar attention_scores_scalar")
 # The names of constructor parameters, by what they are given: a field of Config, or what follows
 # from the fields.
 CONSTRUCTOR_NAMES: dict[str, tuple[str, ...]] = {
@@ -38,6 +40,7 @@ CONSTRUCTOR_NAMES: dict[str, tuple[str, ...]] = {
             head_dim d_head dim_head d_k d_v head_size attn_head_dim attention_head_size d_kv
             attention_head_dim head_dims dim_heads dim_per_head head_width c_hidden
         """,
+        "score_scalar": " ".join(SCALARS),
         "bias": "bias use_bias attention_bias add_bias with_bias",
         "qkv_bias": "qkv_bias attn_qkv_bias in_proj_bias qkv_proj_bias",
         "q_bias": "q_bias",
@@ -109,8 +112,9 @@ TILE_LENGTHS = (8, 16, 32, 64, 128, 256)
 # Cases vary these, though a `functools.partial` sets them; all else that one sets is kept.
 VARIED = {
     *listed("config d_model n_heads n_kv_heads head_dim kdim vdim max_length max_batch"),
-    *listed("dropout output_dropout batch_first bias_kv zero_key"),
+    *listed("dropout output_dropout batch_first bias_kv zero_key score_scalar"),
 }
+VARIED_NAMES = {name for field in VARIED for name in CONSTRUCTOR_NAMES[field]}
 # The projections that an argument of `CONSTRUCTOR_NAMES` for biases is about; it is true if one of
 # them has a bias.
 BIAS_ROLES = {"bias": "qkvo"}

@@ -30,6 +30,7 @@ def values_of(
     values["n_kv_heads"] = config.kv_heads
     # Of no heads, which the constructor has to refuse, there is no width.
     values["head_dim"] = config.head_dim if config.n_heads else config.d_model
+    values["score_scalar"] = values["head_dim"]
     values["max_length"] = length
     values["max_batch"] = batch
     values["batch_first"] = not config.length_first

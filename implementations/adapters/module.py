@@ -23,6 +23,7 @@ from mha.implementations.adapters.construction import (
     module_class,
 )
 from mha.implementations.adapters.constructor_names import without_partial
+from mha.implementations.adapters.given_configs import with_options
 from mha.implementations.adapters.gradients import gradient_of, weight_gradients
 from mha.implementations.adapters.loading import (
     KEYS,
@@ -282,7 +283,7 @@ class ModuleImplementation:
     def _built_with(
         self, config: Config, dtype: torch.dtype, device: str, arguments: Mapping[str, Any]
     ) -> nn.Module:
-        constructor = partial(self.constructor, **arguments)
+        constructor = with_options(self.constructor, arguments)
         return replace(self, constructor=constructor)._constructed(config, dtype, device)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mha.implementations.adapters.constructor_names import SCALARS
 from mha.implementations.adapters.named_options import option_name, window_names
 from mha.implementations.adapters.names import SLOPES_BY_WORD, WIDE_LENGTHS
 from mha.implementations.discovery.errors import UnsupportedCallError
@@ -96,6 +97,8 @@ class ScoreArguments:
         if option in OF_LENGTHS:
             dtype = torch.int64 if name in WIDE_LENGTHS else torch.int32
             return torch.tensor(value, dtype=dtype, device=query.device)
+        if name.rpartition(".")[2] in SCALARS:
+            return value**-2
         if option == "softcap" and not value and name in self.none_by_default:
             return None  # what stands for no cap, where 0 is one
         return value

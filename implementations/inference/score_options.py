@@ -236,7 +236,7 @@ def find_scale(candidate: Candidate) -> Candidate:
     tried = candidate.claiming(scores=replace(claimed, scale="any"))
     name = names[0]
     if not _multiplies(tried, 2.0):
-        if _is_ignored(tried):
+        if candidate.declared.takes_in_calls("scale") and _is_ignored(tried):
             return tried.noting("scale", name + NO_EFFECT)
         return candidate
     takes_any = _multiplies(tried, 0.0) and _multiplies(tried, -1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+from mha.implementations.adapters.built_options import built_names
 from mha.implementations.adapters.names import (
     MEMORY_NAMES,
     NEUTRAL_MEANING,
@@ -43,7 +44,7 @@ def unused_options(candidate: Candidate) -> list[str]:
     unused += [f"{name}=None" for name in candidate.declared.unknown_inputs]
     unused += [name for name, field in candidate.arguments.items() if not _tested(candidate, field)]
     unused = [name for name in unused if name != candidate.idle_flag]
-    return _never_called(candidate) + unused + _defaults(candidate)
+    return _never_called(candidate) + unused + _defaults(candidate) + _in_config(candidate)
 
 
 def unclaimable_options(candidate: Candidate) -> list[str]:
@@ -70,7 +71,9 @@ def _may_be_claimed(candidate: Candidate, name: str) -> bool:
     if not candidate.is_kernel:
         return _has_meaning(name)
     meaning = NEUTRAL_MEANING.get(name)
-    return meaning == "dropout" or (is_option(name) and name not in (*NO_TENSOR_MASKS, *OTHER_MASKS))
+    return meaning == "dropout" or (
+        is_option(name) and name not in (*NO_TENSOR_MASKS, *OTHER_MASKS)
+    )
 
 
 def _has_meaning(name: str) -> bool:
@@ -160,6 +163,17 @@ def _defaults(candidate: Candidate) -> list[str]:
             value = not value
         if value is not parameter.empty:
             unused.append(f"{name}={value!r}")
+    return unused
+
+
+def _in_config(candidate: Candidate) -> list[str]:
+    """Return the options about scores that the class reads from its config, and no call uses."""
+    if candidate.is_kernel:
+        return []
+    declared, used = candidate.declared, _used_options(candidate)
+    unused = []
+    for names in built_names(declared.constructor, declared.signature).values():
+        unused += [name for name in names if "." in name and name not in used]
     return unused
 
 
