@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -103,6 +103,9 @@ class CallByName:
     kv_heads: H_kv.
     head_dim: d_k.
     weights: as for `as_output`.
+    past: the number of positions before those of the call, whose keys a cache has.
+    keys: the number of keys, if that is not the length of the memory.
+    more: further arguments.
     alone: for query, key and value that are one tensor, the call that leaves out a memory; None if
         it is always passed.
     """
@@ -121,7 +124,16 @@ class CallByName:
     kv_heads: int = 1
     head_dim: int = 1
     weights: int | None = None
+    past: int = 0
+    keys: int | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
     alone: CallByName | None = None
+
+    @property
+    def rotated_width(self) -> int:
+        """The number of columns of a head that are rotated; all, where nothing is claimed."""
+        rotary = self.claims.rotary
+        return rotary.width(self.head_dim) if rotary else self.head_dim
 
     def built_for(self, config: Config) -> CallByName:
         """Return the call of an attention with this configuration."""
@@ -165,8 +177,11 @@ class CallByName:
         if rotary:
             for name in self.signature.tables:
                 layout = self.signature.rotation
-                arguments[name] = table_of(name, rotary, layout, query, sizes, self.head_dim)
+                arguments[name] = table_of(
+                    name, rotary, layout, query, sizes, self.head_dim, self.past
+                )
         arguments.update(self._of_scores(options, query))
+        arguments.update(self.more)
         returned = target(*inputs, **arguments)
         if options.mask is not None and versions_of(masks.values()) != versions:
             increment_version(options.mask)  # what was changed in place may be its translation
@@ -218,7 +233,7 @@ class CallByName:
             "n_heads": self.n_heads,
             "kv_heads": self.kv_heads,
             "module": MODULE,
-            "start": 0,
+            "start": self.past,
             "batch": sizes[0],
             "places": torch.zeros(sizes[0], sizes[2], dtype=torch.long, device=query.device),
             "rows": sizes[2],
@@ -242,10 +257,11 @@ class CallByName:
         """Return B, H, L and S; without a batch, B is 1."""
         if query.ndim == 2:
             return 1, self.n_heads, len(query), len(key)
+        keys = self.keys or key.shape[self.length_axis]
         batch = query.shape[self.batch_axis]
         if self.merged:
             batch //= self.n_heads
-        return batch, self.n_heads, query.shape[self.length_axis], key.shape[self.length_axis]
+        return batch, self.n_heads, query.shape[self.length_axis], keys
 
     def _inputs(
         self, query: Tensor, key: Tensor, value: Tensor

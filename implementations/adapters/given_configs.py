@@ -207,9 +207,9 @@ def options_of_configs(constructor: Callable[..., Any]) -> dict[str, inspect.Par
     if given is not None:
         cls = type(given)
     if cls is None or issubclass(cls, Mapping | SimpleNamespace):
-        read = SWITCHED_OFF & names_read(target)
+        read = SWITCHED_OFF & names_read(target)  # type: ignore[arg-type]  # classes are hashable
         return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in read}
-    return _options_taken(cls, target)
+    return _options_taken(cls, target)  # type: ignore[arg-type]  # classes are hashable
 
 
 @lru_cache(8)

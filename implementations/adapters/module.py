@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mha.implementations.adapters.axes_of_inputs import FROM_LAYOUT, TO_LAYOUT, laid_out
 from mha.implementations.adapters.built_options import SINKS, BuiltOptions, built_options
+from mha.implementations.adapters.caches import CacheForm
 from mha.implementations.adapters.calling import Call, CallByName, call_by_name
 from mha.implementations.adapters.construction import (
     LARGE,
@@ -48,8 +49,7 @@ from mha.implementations.adapters.options import (
     require_weights,
 )
 from mha.implementations.adapters.outputs import as_output
-from mha.implementations.adapters.reading import read_parameters, read_signature
-from mha.implementations.adapters.signature import Signature, forward_of
+from mha.implementations.adapters.reading import signature_of_class
 from mha.implementations.adapters.tables import require_tables
 from mha.implementations.discovery.errors import ImplementationError
 from mha.spec import Claims, Config, Options, Output, Weights
@@ -101,8 +101,10 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     options: what `masks` and `inputs` say, one by one: `mask`, which is `MaskFormat.convention`,
         `mask_shape`, `mask_numbers`, `mask_required`, and the other fields by their names; what it
         computes beside attention and is to be left out, `neutral` and `residual`, see `LeftOut`;
-        and `arguments`, the meaning of parameters of the constructor whose name says another one,
-        {"bias": "qk_bias"} where an argument bias is for query and key only.
+        `arguments`, the meaning of parameters of the constructor whose name says another one,
+        {"bias": "qk_bias"} where an argument bias is for query and key only; and `cache`, for a
+        class without a method `decode`, the parameter of a call that is given a cache, or the
+        attribute that holds one (see `mha.implementations.adapters.caches`).
 
     Raises ImplementationError for a constructor or a `forward` whose parameters are not recognised,
     for arguments that contradict each other, and for claims that no call can express.
@@ -143,7 +145,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     signature = None
     if call is None:
         never_crosses = claims is not None and not claims.cross_attention
-        signature = _signature(label, target, masks, inputs, self_attention=never_crosses)
+        signature = signature_of_class(label, target, masks, inputs, never_crosses=never_crosses)
     claims = module_claims(label, claims, masks, signature)
     if signature is not None:
         place = weights if isinstance(weights, int) else None
@@ -156,7 +158,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     made = ModuleImplementation(
         label, claims, constructor, parameters, arguments, call, inputs.layout, attribute
     )
-    return replace(made, left_out=LeftOut.of(options))
+    form = CacheForm.of(target, options.get("cache"))
+    return replace(made, left_out=LeftOut.of(options), cache=form)
 
 
 def _class_of(constructor: Callable[..., nn.Module]) -> type[nn.Module]:
@@ -182,21 +185,6 @@ def _require_parameters_and_layout(label: str, parameters: object, layout: str) 
         )
 
 
-def _signature(
-    label: str, cls: type, masks: MaskFormat, inputs: InputFormat, *, self_attention: bool
-) -> Signature:
-    """Return what the parameters of a class mean, as it is declared."""
-    signature = read_signature(
-        label,
-        read_parameters(label, forward_of(cls)),
-        masks,
-        self_attention=self_attention,
-        memory_optional=inputs.memory_optional,
-        query_last=inputs.query_last,
-    )
-    return signature.with_rotations(of_pairs=inputs.rotation_pairs, layout=inputs.rotation_layout)
-
-
 @dataclass(frozen=True, eq=False)
 class ModuleImplementation:
     """A module class as an implementation; made by `from_module`.
@@ -205,6 +193,7 @@ class ModuleImplementation:
     room: the longest input and the largest batch that a module is built for, if it asks for these.
     noted: gets the arguments of each call of the constructor.
     left_out: what is left out of it.
+    cache: with which it decodes, if it has no method `decode`.
     """
 
     name: str
@@ -218,6 +207,7 @@ class ModuleImplementation:
     room: Room = LARGE
     noted: list[Mapping[str, Any]] | None = None
     left_out: LeftOut = field(default_factory=LeftOut)
+    cache: CacheForm | None = None
 
     def build(
         self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
@@ -325,14 +315,19 @@ class ModuleAttention(nn.Module):
         if self.layout != "b l d":
             query, key, value = laid_out(self.layout, query, key, value)
         returned = self._called(query, key, value, options)
-        output, weights, _ = as_output(returned, query.shape)
+        output, weights = self._projected(as_output(returned, query.shape))
+        if self.adapter.weights and options.need_weights:
+            weights = attrgetter(self.adapter.weights)(self.module)
+        return Output(output, weights)
+
+    def _projected(self, returned: Output) -> tuple[Any, Any]:
+        """Return output and weights, the output with the axes and the W_o of the contract."""
+        output, weights, _ = returned
         if self.layout != "b l d" and isinstance(output, Tensor):
             output = FROM_LAYOUT[self.layout](output)
         if self.project is not None:
             output = self.project(output)
-        if self.adapter.weights and options.need_weights:
-            weights = attrgetter(self.adapter.weights)(self.module)
-        return Output(output, weights)
+        return output, weights
 
     def _called(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Any:
         """Return what the module returns, without what is to be left out."""
@@ -346,17 +341,39 @@ class ModuleAttention(nn.Module):
             return self.call(target, query, key, value, **options.arguments)
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
-        """Call the module's own `decode`; see `mha.spec.Decoder`."""
+        """Call the module's own `decode`, or the module with its cache; see `mha.spec.Decoder`."""
+        if self.adapter.cache is not None:
+            return self._decoded(self.adapter.cache, query, *rest, **named)
         decode: Any = self.module.decode
         return decode(query, key, value, *rest, **named)
 
+    def _decoded(self, form: CacheForm, query: Tensor, cache: Any = None) -> tuple[Any, Any]:
+        """Call the module at the next positions, which are key and value too, with its cache."""
+        call = self.call
+        target: Callable[..., Any] = self.module
+        assert isinstance(call, CallByName)
+        if self.layout != "b l d":
+            query, _, _ = laid_out(self.layout, query, query, query)
+        if cache is None:
+            cache = form.made(call, self.module, query)
+        if self.built_options is not None:
+            target, _ = self.built_options.module_for(self.module, Options(), query)
+        with self.adapter.left_out.during_calls(self.module, query):
+            returned, cache = form.called(call, self.module, target, query, cache)
+        output, _ = self._projected(returned)
+        return output, cache
+
     def reorder_cache(self, cache: Any, items: Tensor) -> Any:
         """Call the module's own `reorder_cache`; see `mha.spec.CacheEditor`."""
+        if self.adapter.cache is not None:
+            return self.adapter.cache.reordered(cache, items)
         reorder: Any = self.module.reorder_cache
         return reorder(cache, items)
 
     def crop_cache(self, cache: Any, length: int) -> Any:
         """Call the module's own `crop_cache`; see `mha.spec.CacheEditor`."""
+        if self.adapter.cache is not None:
+            return self.adapter.cache.cropped(cache, length)
         crop: Any = self.module.crop_cache
         return crop(cache, length)
 

@@ -66,6 +66,7 @@ class ModuleOptions(MaskOptions, total=False):
     residual: bool
     rotation_layout: str | None
     arguments: Mapping[str, str]
+    cache: str | None
 
 
 # The field that each option sets.
@@ -80,7 +81,7 @@ FIELDS_OF_MASKS = {
     "padding": "padding",
     "causal_by_default": "causal_by_default",
 }
-OTHERS = {"arguments": "arguments"}
+OTHERS = {"arguments": "arguments", "cache": "cache"}
 FIELDS_OF_INPUTS = {name: name for name in InputFormat.__dataclass_fields__}
 
 

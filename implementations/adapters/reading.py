@@ -9,9 +9,11 @@ from typing import Any
 
 from mha.implementations.adapters.mask_forms import MaskFormat
 from mha.implementations.adapters.names import OPTION_NAMES, PADDING_NAMES
+from mha.implementations.adapters.options import InputFormat
 from mha.implementations.adapters.signature import (
     Signature,
     call_parameters,
+    forward_of,
     signature_of,
     takes_two,
 )
@@ -81,6 +83,24 @@ def read_signature(
         )
     alone = signature_of(parameters, padding=padding, query_last=query_last, self_attention=True)
     return replace(signature, alone=alone)
+
+
+def signature_of_class(
+    label: str, cls: type, masks: MaskFormat, inputs: InputFormat, *, never_crosses: bool
+) -> Signature:
+    """Return what the parameters of calls of a class mean, as it is declared.
+
+    never_crosses: whether a memory is never passed.
+    """
+    signature = read_signature(
+        label,
+        read_parameters(label, forward_of(cls)),
+        masks,
+        self_attention=never_crosses,
+        memory_optional=inputs.memory_optional,
+        query_last=inputs.query_last,
+    )
+    return signature.with_rotations(of_pairs=inputs.rotation_pairs, layout=inputs.rotation_layout)
 
 
 def _no_parameter(

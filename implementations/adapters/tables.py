@@ -62,17 +62,23 @@ def require_tables(
         )
 
 
-def table_of(
-    name: str, rotary: Rotary, layout: str, query: Tensor, sizes: Sizes, head_dim: int
+def table_of(  # noqa: PLR0913  what a table depends on
+    name: str,
+    rotary: Rotary,
+    layout: str,
+    query: Tensor,
+    sizes: Sizes,
+    head_dim: int,
+    start: int = 0,
 ) -> Any:
-    """Return what a parameter of a call is given for a rotation of positions from 0 on.
+    """Return what a parameter of a call is given for a rotation of positions from a start on.
 
     name: of the parameter, which says what it is.
     layout: one of `ROTATION_LAYOUTS`, or of `COMPLEX_LAYOUTS`; positions have a shape of their own.
     query: in whose dtype they are, but for complex numbers, of 32 bits at least.
     """
     batch, _, length, _ = sizes
-    positions = torch.arange(length, device=query.device)
+    positions = torch.arange(start, start + length, device=query.device)
     if NEUTRAL_MEANING[name] == "places":
         return positions.expand(batch, -1)
     return _table(name, _angles(rotary, positions, head_dim), rotary, layout, query, batch)

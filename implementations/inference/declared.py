@@ -68,6 +68,7 @@ class Declared:
     neutral: Neutral = field(default_factory=dict)
     residual: bool = False
     arguments: Mapping[str, str] = field(default_factory=dict)
+    cache: str | None = None
     claims: Mapping[str, Any] = field(default_factory=dict)
 
     ADAPTER: ClassVar[str] = "from_module"
@@ -91,6 +92,7 @@ class Declared:
         "neutral",
         "residual",
         "arguments",
+        "cache",
     )
 
     def options(self) -> dict[str, Any]:

@@ -73,7 +73,7 @@ BEFORE_SIZES = (
     "lse",
     "dropout",
 )
-AFTER_SIZES = ("lengths", "gradients", "head width", "head_dim", "heads", "devices")
+AFTER_SIZES = ("lengths", "cache", "gradients", "head width", "head_dim", "heads", "devices")
 SINGLE_SOFTMAX = "the softmax is in float32 for float64 inputs too, so NUM-2 is not judged"
 PRODUCTS = {
     "tf32": "numbers of float32 are multiplied in TF32, and the bounds allow for it",

@@ -10,6 +10,7 @@ from mha.implementations.inference.alibi import ALIBI, BUILT_IN_ALIBI
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.causal import built_not_causal, find_causal
 from mha.implementations.inference.chunks import CHUNK
+from mha.implementations.inference.decoding import find_decoding
 from mha.implementations.inference.dropout import find_dropout
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.kernel_forms import code_of_constructor
@@ -130,6 +131,7 @@ FINDERS = (
     Finder(claim_all_sizes, _in_few_sizes),
     Finder(find_longest, _of_modules),
     Finder(find_self_attention, _of_modules),
+    Finder(find_decoding, _of_modules),
     Finder(find_key_heads, _of_own_key_heads),
     Finder(find_value_width, _of_own_key_heads),
     Finder(find_lse, _of_explained_kernels),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 from mha.implementations.adapters.built_options import built_names
+from mha.implementations.adapters.caches import CacheForm
 from mha.implementations.adapters.names import (
     MEMORY_NAMES,
     NEUTRAL_MEANING,
@@ -141,6 +142,9 @@ def _used_options(candidate: Candidate) -> set[str | None]:
         used |= {*candidate.declared.beside}
     if candidate.hides_queries:
         used.add(signature.mask)
+    form = CacheForm.of(candidate.declared.built_class, candidate.declared.cache)
+    if form is not None:
+        used |= {form.name, form.positions}
     if candidate.cross_attention:
         used.add(signature.memory)
     return used

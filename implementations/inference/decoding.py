@@ -1,0 +1,130 @@
+"""Whether a class decodes with the cache that its calls take, or that it holds, by trial runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mha.implementations.adapters.caches import CacheForm
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.probes import is_close
+from mha.implementations.process.pristine import as_found
+
+# What may become of a cache after the first positions, and the words for that.
+EDITS = {"copy": "copied", "reorder": "reordered", "crop": "cropped"}
+# Of the positions of trial runs.
+ONE_BY_ONE = (0, 1, 2, 3, 4)
+IN_CHUNKS = (0, 2, 3, 5)
+
+
+def find_decoding(candidate: Candidate) -> Candidate:
+    """Claim that a class decodes, if calls with its cache give what one causal pass does."""
+    cls = candidate.declared.built_class
+    if not candidate.explained or candidate.claimed("causal") is None or hasattr(cls, "decode"):
+        return candidate
+    for form in CacheForm.possible(cls):
+        tried = candidate.declaring(cache=form.name)
+        if _decodes(tried, ONE_BY_ONE):
+            return _with_claims(tried, form)
+    return candidate
+
+
+def _with_claims(candidate: Candidate, form: CacheForm) -> Candidate:
+    """Return a candidate that decodes position by position with what else its cache allows."""
+    several = _decodes(candidate, IN_CHUNKS)
+    edits = [edit for edit in EDITS if _decodes(candidate, ONE_BY_ONE, edit)]
+    claims: dict[str, Any] = {"decodes": "chunks" if several else True}
+    finding = f"{form.name}: decodes position by position"
+    if several:
+        finding = f"{finding}, and several at once"
+    if edits:
+        claims["cache_edits"] = {*edits}
+        finding = f"{finding}; may be {', '.join(EDITS[edit] for edit in edits)}"
+    return candidate.claiming(**claims).noting("cache", finding)
+
+
+def _decodes(candidate: Candidate, ends: Sequence[int], edit: str = "") -> bool:
+    """Return whether decoding positions in pieces gives what one causal pass does.
+
+    edit: of the cache after some positions.
+    """
+    inputs = _sequence(candidate, ends[-1])
+    expected_inputs, change = inputs, None
+    middle = ends[2]
+    if edit == "copy":
+        change = _used_copy(inputs[:, middle:].flip(1))
+    elif edit == "reorder":
+        items = torch.arange(len(inputs) - 1, -1, -1)
+        expected_inputs = torch.cat([inputs[items, :middle], inputs[:, middle:]], 1)
+        change = _reordered(items)
+    elif edit == "crop":
+        change = _cropped(inputs[:, middle:].flip(1), middle)
+    with torch.no_grad(), as_found():
+        try:
+            attention: Any = candidate.implementation().build(
+                candidate.config, candidate.weights, dtype=torch.float64, device=candidate.device
+            )
+            decoded = _decoded(attention.eval(), inputs, ends, middle, change)
+        except Exception:  # the class may raise anything
+            return False
+    formula = replace(candidate.formula, causal="top_left")
+    expected = formula((expected_inputs,) * 3, candidate.weights, None)
+    start = middle if edit else 0
+    return is_close(decoded[:, start:], expected[:, start:])
+
+
+def _sequence(candidate: Candidate, length: int) -> Tensor:
+    """Return inputs of several items, (B, L, D)."""
+    generator = torch.Generator().manual_seed(4)
+    shape = 2, length, candidate.config.d_model
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _decoded(
+    attention: Any,
+    inputs: Tensor,
+    ends: Sequence[int],
+    middle: int,
+    change: Callable[[Any, Any], Any] | None,
+) -> Tensor:
+    """Return the outputs of all positions; after those before the middle, the cache is changed."""
+    cache, outputs = None, []
+    for start, end in pairwise(ends):
+        if change is not None and start == middle:
+            cache = change(attention, cache)
+        now = inputs[:, start:end]
+        output, cache = attention.decode(now, now, now, cache)
+        outputs.append(output)
+    return torch.cat(outputs, 1)
+
+
+def _used_copy(others: Tensor) -> Callable[[Any, Any], Any]:
+    """Return what makes a copy of a cache, and decodes other positions with the first one."""
+
+    def change(attention: Any, cache: Any) -> Any:
+        copied = deepcopy(cache)
+        attention.decode(others[:, :1], others[:, :1], others[:, :1], cache)
+        return copied
+
+    return change
+
+
+def _reordered(items: Tensor) -> Callable[[Any, Any], Any]:
+    """Return what reorders the items of a cache."""
+    return lambda attention, cache: attention.reorder_cache(cache, items)
+
+
+def _cropped(others: Tensor, length: int) -> Callable[[Any, Any], Any]:
+    """Return what decodes other positions, and crops the cache to the length before them."""
+
+    def change(attention: Any, cache: Any) -> Any:
+        _, cache = attention.decode(others[:, :1], others[:, :1], others[:, :1], cache)
+        return attention.crop_cache(cache, length)
+
+    return change
