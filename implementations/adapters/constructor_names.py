@@ -34,11 +34,11 @@ CONSTRUCTOR_NAMES: dict[str, tuple[str, ...]] = {
             attention_heads n_attention_heads attn_heads num_attn_heads nb_heads head_num heads_num
             no_heads num_of_heads number_of_heads n_attn_heads nb_head encoder_attention_heads
             decoder_attention_heads query_heads num_query_heads n_query_heads heads_count
-            n_att_heads att_heads num_att_heads
+            n_att_heads att_heads num_att_heads n_h nh num_h
         """,
         "head_dim": """
             head_dim d_head dim_head d_k d_v head_size attn_head_dim attention_head_size d_kv
-            attention_head_dim head_dims dim_heads dim_per_head head_width c_hidden
+            attention_head_dim head_dims dim_heads dim_per_head head_width c_hidden dk d_h dh
         """,
         "score_scalar": " ".join(SCALARS),
         "bias": "bias use_bias attention_bias add_bias with_bias",

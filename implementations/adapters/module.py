@@ -24,6 +24,7 @@ from mha.implementations.adapters.construction import (
     module_class,
 )
 from mha.implementations.adapters.constructor_names import without_partial
+from mha.implementations.adapters.converted import converted
 from mha.implementations.adapters.given_configs import with_options
 from mha.implementations.adapters.gradients import gradient_of, weight_gradients
 from mha.implementations.adapters.loading import (
@@ -253,7 +254,7 @@ class ModuleImplementation:
         if not config.drops:
             for layer in fixed_dropout(module):
                 layer.p = 0.0  # the formula in training has none
-        return module.to(device=device, dtype=dtype)
+        return converted(module, dtype, device)
 
     def _paths(self, config: Config) -> dict[str, ParameterPath]:
         """Return where the weights go."""

@@ -58,6 +58,7 @@ WIDTHS = {
 }
 # What is found by trial runs, in the order of the report.
 BEFORE_SIZES = (
+    "set",
     "positions",
     "norm",
     "causal",

@@ -15,6 +15,7 @@ from mha.implementations.adapters.axes_of_inputs import TO_LAYOUT
 from mha.implementations.adapters.names import PAIRED
 from mha.implementations.adapters.signature import Signature, possible_orders, required_inputs
 from mha.implementations.adapters.tables import OF_REAL_PAIRS, ROTATION_LAYOUTS
+from mha.implementations.inference.building import built
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.changed_heads import with_changed_heads, with_given_rotation
 from mha.implementations.inference.dropout import require_repeatable
@@ -26,6 +27,7 @@ from mha.implementations.inference.nearest_projections import (
     shows_inputs,
 )
 from mha.implementations.inference.options import possible_biases
+from mha.implementations.inference.plainer import plainer
 from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES
 from mha.implementations.inference.projections import (
     ParameterMap,
@@ -60,7 +62,7 @@ def understand(empty: Candidate, module: nn.Module) -> Candidate:
                 found = _more_general(tried) or without_window(matching[0])
                 return with_given_rotation(found, module)
             tried += candidates
-    changed = _with_more(choices, module)
+    changed = _with_more(choices, module) or _without_options(choices)
     if changed:
         return changed
     named = choices[: len(_possible_inputs(empty.signature))]  # others are not assumed
@@ -79,6 +81,24 @@ def _with_more(choices: Sequence[Sequence[Candidate]], module: nn.Module) -> Can
     return None
 
 
+def _without_options(choices: Sequence[Sequence[Candidate]]) -> Candidate | None:
+    """Return the first candidate that a formula explains without options that count by default."""
+    plain_choices = []
+    for candidates in choices:
+        plain = list(filter(None, map(plainer, candidates)))
+        if not plain:
+            return None
+        plain_choices.append(plain)
+    first = plain_choices[0][0]
+    module = built(first.label, first.declared.constructor, first.arguments)
+    for plain in plain_choices:
+        matching = all_with_formula(plain)
+        if matching:
+            _require_one_map(matching)
+            return with_given_rotation(matching[0], module)
+    return _with_more(plain_choices, module)
+
+
 def _matching_more(
     choices: Sequence[Sequence[Candidate]], module: nn.Module
 ) -> Iterator[list[Candidate]]:
@@ -88,6 +108,7 @@ def _matching_more(
         yield all_with_formula(_with_sinks(candidates, module))
     for change, candidates in product((None, reordered, interleaved), choices):
         others = _with_other_maps(candidates, change) if change else candidates
+        others = _with_sinks(others, module) or others
         for tried in chain([others], given_a_mask(others)):
             yield with_changed_heads(tried, module)
 

@@ -93,6 +93,15 @@ def _other_than_zero(name: str) -> str:
     return f"{name} other than 0"
 
 
+def _other_settings(candidate: Candidate) -> list[str]:
+    """Return the options that are set so that they add nothing, and that no call gives."""
+    if "set" not in candidate.rows:
+        return []
+    used = _used_options(candidate)
+    settings = candidate.declared.keywords.items()
+    return [f"{name} other than {value!r}" for name, value in settings if name not in used]
+
+
 def _hiding(name: str) -> str:
     """Return what is not judged of a mask that is given beside another one, in words."""
     return f"{name} that hides something"
@@ -109,6 +118,7 @@ def _never_called(candidate: Candidate) -> list[str]:
         never.append("calls without a mask that are not causal")
     if candidate.left_out:
         never.append(candidate.left_out)
+    never += _other_settings(candidate)
     never += map(_hiding, declared.beside)
     never += map(_other_than_zero, _positions(candidate))
     return never
