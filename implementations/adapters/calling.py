@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -226,6 +227,8 @@ class CallByName:
             return _no_rotation(name, query)
         if name in self.signature.lengths:
             return self._all_lengths(name, query, sizes)
+        if (name,) == self.signature.scores.get("sinks"):
+            return query.new_full((self.n_heads,), -math.inf)  # none
         if NEUTRAL_MEANING.get(name) == "zeros":
             return torch.zeros(sizes[0], sizes[2], dtype=torch.long, device=query.device)
         values = {

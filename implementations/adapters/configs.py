@@ -23,6 +23,14 @@ OTHERS = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "reorder_and_upcast_attn": False,
+    # Of decoders: nothing but the formula, and a rotation of the whole head.
+    "rotary_dim": None,
+    "rotary_pct": 1.0,
+    "partial_rotary_factor": 1.0,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "sliding_window": None,
+    "attn_logit_softcapping": None,
 }
 
 # Of what holds a number, or will.

@@ -27,7 +27,8 @@ CONSTRUCTOR_NAMES: dict[str, tuple[str, ...]] = {
             n_features qkv_features out_channels num_channels nx n_hidden hidden_units d_hidden
             dim_hidden attention_dim embed_dimension num_units c_q d_hid model_dimension dmodel
             feat_size d_token d_model_size depth_att dim_Q n_embed dim_embed dim_embedding ninp nhid
-            units feature_size state_dim c_in in_planes d_embedding in_feats q_dim
+            units feature_size state_dim c_in in_planes d_embedding in_feats q_dim tgt_dim trg_dim
+            decoder_dim dec_dim d_tgt d_dec d_decoder
         """,
         "n_heads": """
             n_heads num_heads heads n_head nhead num_attention_heads head_count h nheads num_head
@@ -71,7 +72,8 @@ CONSTRUCTOR_NAMES: dict[str, tuple[str, ...]] = {
         """,
         "kdim": """
             kdim key_size context_dim cross_attention_dim memory_dim kv_dim E_k d_cross d_context
-            dim_kv dim_context encoder_dim cond_dim d_memory c_k
+            dim_kv dim_context encoder_dim cond_dim d_memory c_k mem_dim d_mem enc_dim d_enc
+            d_encoder dim_memory src_dim
         """,
         "vdim": "vdim value_size E_v c_v",
         "bias_kv": "bias_kv add_bias_kv",

@@ -218,8 +218,8 @@ class Declared:
     @property
     def unknown_inputs(self) -> list[str]:
         """The parameters that each call requires, and whose names say nothing."""
-        lengths = self.signature.lengths
-        others = (name for name in self.signature.others if name not in lengths)
+        given = {*self.signature.lengths, *self.signature.scores.get("sinks", ())}
+        others = (name for name in self.signature.others if name not in given)
         return [name for name in others if name not in NEUTRAL_MEANING]
 
     @property

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mha.implementations import ImplementationError
+from mha.implementations.adapters.construction import construct, constructor_arguments
 from mha.implementations.discovery.errors import UnsupportedCallError
 from mha.implementations.inference.infer import infer
 from mha.implementations.inference.kernels import infer_kernel
@@ -137,3 +138,31 @@ def test_missing_scale_of_a_kernel_is_asked_for_with_both_answers() -> None:
         variables = dict[str, Any](globals())
         exec(code, variables)  # as if it were pasted
         assert verdict_of(variables["implementation"], "HED-1").status == status
+
+
+class OfTwoWidths(nn.Module):
+    """Its own width, and that of the memory."""
+
+    def __init__(self, tgt_dim: int, mem_dim: int, n_h: int) -> None: ...
+
+
+def test_widths_of_a_target_and_of_a_memory_are_known_by_name() -> None:
+    assert constructor_arguments("OfTwoWidths", OfTwoWidths) == {
+        "tgt_dim": "d_model",
+        "mem_dim": "kdim",
+        "n_h": "n_heads",
+    }
+
+
+class RotatesAPart(nn.Module):
+    """After GPT-J: its config says how much of each head is rotated, or None for all of it."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        width = config.hidden_size // config.num_attention_heads
+        self.rotary_dim = config.rotary_dim or int(width * config.partial_rotary_factor)
+
+
+def test_config_that_nothing_describes_rotates_the_whole_head() -> None:
+    arguments = constructor_arguments("RotatesAPart", RotatesAPart)
+    assert construct(RotatesAPart, arguments, Config(12, 2)).rotary_dim == 6

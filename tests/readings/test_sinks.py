@@ -49,6 +49,17 @@ def test_sinks_are_found_and_conform(kernel: Callable[..., Tensor], dtype: Any) 
     expect_conforms(inference, CLAUSES, dtypes=["float32", "bfloat16"])
 
 
+def required(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+    return sunk(q, k, v, sinks)
+
+
+def test_sinks_that_each_call_requires_are_none_where_a_call_has_none() -> None:
+    inference = infer_kernel(required)
+    assert inference.implementation.claims.scores == Scores(sinks="float32")
+    assert "given None" not in inference.report()
+    assert inference.not_covered == ()
+
+
 def test_sinks_without_an_effect_are_said() -> None:
     inference = infer_kernel(ignored)
     assert "sinks has no effect" in inference.report()
