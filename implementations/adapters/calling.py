@@ -229,8 +229,6 @@ class CallByName:
             return self._all_lengths(name, query, sizes)
         if (name,) == self.signature.scores.get("sinks"):
             return query.new_full((self.n_heads,), -math.inf)  # none
-        if NEUTRAL_MEANING.get(name) == "zeros":
-            return torch.zeros(sizes[0], sizes[2], dtype=torch.long, device=query.device)
         values = {
             "dropout": 0.0,
             "n_heads": self.n_heads,

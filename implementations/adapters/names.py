@@ -132,14 +132,13 @@ NEUTRAL_NAMES = {
     "positions": ("freqs", "input_pos", "rotary_emb"),
     # Of a rotation in complex numbers; None without one.
     "complex": ("freqs_cis",),
+    # Of positions, whose rotation by 0 is none.
     "places": ("position_ids", "positions", "position_id", "pos_ids"),
     # Of a rotation, which may be a pair.
     "cosines": ("cos", "freqs_cos"),
     "sines": ("sin", "freqs_sin"),
     "rotation": ("position_embeddings", "cos_sin", "rotary_pos_emb"),
     "cache": ("kv_cache",),
-    # Of positions, whose rotation by 0 is none.
-    "zeros": ("position_ids",),
     "batch": ("batch_size", "bsz"),
     # None for none.
     "window": ("window_size", "sliding_window", "window"),

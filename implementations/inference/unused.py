@@ -84,9 +84,11 @@ def _has_meaning(name: str) -> bool:
 
 
 def _positions(candidate: Candidate) -> list[str]:
-    """Return the required parameters that calls give zeros for, as positions."""
+    """Return the required parameters that calls give zeros for, as positions that turn nothing."""
+    if candidate.claimed("rotary"):
+        return []
     others = candidate.signature.others
-    return [name for name in others if NEUTRAL_MEANING.get(name) == "zeros"]
+    return [name for name in others if NEUTRAL_MEANING.get(name) == "places"]
 
 
 def _other_than_zero(name: str) -> str:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from mha.conformance.faults.base import Complete, complete, implementation_of
 from mha.implementations import ImplementationError
+from mha.implementations.adapters.names import NEUTRAL_NAMES
+from mha.implementations.adapters.tables import tables_in
 from mha.implementations.inference.infer import infer
 from mha.spec import Sizes
 from support.judging import expect_pass, judged, verdict_of
@@ -169,6 +171,12 @@ class OptionalPositions(Heads):
     ) -> Tensor:
         x = hidden_states if position_embeddings is None else hidden_states + position_embeddings
         return self.of(x, x, hidden_states, attention_mask)
+
+
+def test_a_name_has_one_meaning() -> None:
+    names = [name for each in NEUTRAL_NAMES.values() for name in each]
+    assert len(names) == len(set(names))
+    assert tables_in(("x", "position_ids", "mask")) == ("position_ids",)
 
 
 GIVEN = "positions    rotary, half-split, by what each call is given  [tested]"
