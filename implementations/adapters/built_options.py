@@ -89,8 +89,8 @@ class BuiltOptions:
 
     def module_for(
         self, module: nn.Module, options: Options, query: Tensor
-    ) -> tuple[Callable[..., Any], Options]:
-        """Return what is called, and the options that the call itself takes.
+    ) -> tuple[nn.Module, Options]:
+        """Return the module that is built with the options of a call, and the other options.
 
         module: the one that is built without options, whose parameters the others share.
         """
@@ -102,10 +102,13 @@ class BuiltOptions:
             called = self.built[named].train(module.training)
         else:
             called = module
-        rest = options.change(**dict.fromkeys(taken.of_scores))
+        return called, options.change(**dict.fromkeys(taken.of_scores))
+
+    def with_sinks(self, called: nn.Module, options: Options) -> tuple[Callable[..., Any], Options]:
+        """Return how a module is called with the sinks of a call, and the other options."""
         if self.sinks is None:
-            return called, rest
-        return partial(_with_sinks, called, self.sinks, rest.sinks), rest.change(sinks=None)
+            return called, options
+        return partial(_with_sinks, called, self.sinks, options.sinks), options.change(sinks=None)
 
     def _taken(self, options: Options) -> Sequence[str]:
         """Return the options of a call that the constructor takes."""

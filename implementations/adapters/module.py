@@ -315,10 +315,11 @@ class ModuleAttention(nn.Module):
         options = Options(**given)
         if self.layout != "b l d":
             query, key, value = laid_out(self.layout, query, key, value)
-        returned = self._called(query, key, value, options)
+        called, options = self._built_for(options, query)
+        returned = self._called(called, query, key, value, options)
         output, weights = self._projected(as_output(returned, query.shape))
         if self.adapter.weights and options.need_weights:
-            weights = attrgetter(self.adapter.weights)(self.module)
+            weights = attrgetter(self.adapter.weights)(called)
         return Output(output, weights)
 
     def _projected(self, returned: Output) -> tuple[Any, Any]:
@@ -330,11 +331,19 @@ class ModuleAttention(nn.Module):
             output = self.project(output)
         return output, weights
 
-    def _called(self, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Any:
-        """Return what the module returns, without what is to be left out."""
-        target: Callable[..., Any] = self.module
+    def _built_for(self, options: Options, query: Tensor) -> tuple[nn.Module, Options]:
+        """Return the module that a call is of, and the options that are left for the call."""
+        if self.built_options is None:
+            return self.module, options
+        return self.built_options.module_for(self.module, options, query)
+
+    def _called(
+        self, called: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: Options
+    ) -> Any:
+        """Return what a module returns, without what is to be left out."""
+        target: Callable[..., Any] = called
         if self.built_options is not None:
-            target, options = self.built_options.module_for(self.module, options, query)
+            target, options = self.built_options.with_sinks(called, options)
         left_out = self.adapter.left_out
         if left_out == LeftOut():
             return self.call(target, query, key, value, **options.arguments)

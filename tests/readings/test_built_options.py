@@ -171,3 +171,23 @@ def test_modules_of_all_options_share_their_weights(cls: type[nn.Module]) -> Non
     assert len(list(built.parameters())) == before
     assert all(float(each.abs().sum()) > 0 for each in built.weight_gradients().values())
     assert not torch.equal(windowed, built(x, x, x, is_causal=True).output)
+
+
+class Keeping(Attention):
+    """Keeps its weights on an attribute, of the module that was called."""
+
+    def weights(self, scores: Tensor) -> Tensor:
+        self.attn = scores.softmax(-1)
+        return self.attn
+
+
+def test_weights_on_an_attribute_are_those_of_the_module_that_was_called() -> None:
+    claims = Claims(masks=(), always_causal=True, cross_attention=False, scores=OPTIONS)
+    adapted = from_module(Keeping, parameters=PARAMETERS, mask=None, weights="attn", claims=claims)
+    config = Config(d_model=8, n_heads=2)
+    weights = Weights.random(config, 0, torch.float32)
+    built = adapted.build(config, weights, dtype=torch.float32, device="cpu")
+    x = torch.randn(2, 5, 8)
+    windowed = built(x, x, x, is_causal=True, need_weights=True, window=(0, 0)).weights
+    assert windowed is not None
+    assert torch.equal(windowed, torch.eye(5).expand(2, 2, 5, 5))
