@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from mha.implementations.adapters.calling import Call, CallByName, call_by_name, versions_of
+from mha.implementations.adapters.converted import converted
 from mha.implementations.adapters.gradients import gradient_of
 from mha.implementations.adapters.kernel_axes import TOKENS, KernelAxes, function_of
 from mha.implementations.adapters.mask_forms import MaskFormat
@@ -157,7 +158,7 @@ class KernelImplementation:
                 f"but the weights have {given}"
             )
         if isinstance(self.kernel, nn.Module):
-            self.kernel.to(device=device, dtype=dtype)
+            converted(self.kernel, dtype, device)
         module = KernelAttention(self, config, weights.to(dtype, device))
         return module if self.claims.gradients else module.requires_grad_(False)
 

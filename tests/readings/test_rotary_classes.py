@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mha.conformance.faults.base import Complete, complete, implementation_of
 from mha.implementations import ImplementationError
+from mha.implementations.adapters.loading import cast
 from mha.implementations.adapters.names import NEUTRAL_NAMES
 from mha.implementations.adapters.tables import tables_in
 from mha.implementations.inference.infer import infer
@@ -177,6 +178,17 @@ def test_a_name_has_one_meaning() -> None:
     names = [name for each in NEUTRAL_NAMES.values() for name in each]
     assert len(names) == len(set(names))
     assert tables_in(("x", "position_ids", "mask")) == ("position_ids",)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_complex_tables_stay_complex_in_other_dtypes(dtype: torch.dtype) -> None:
+    module = nn.Linear(2, 2)
+    table = torch.polar(torch.ones(3), torch.arange(3.0))
+    module.register_buffer("freqs_cis", table, persistent=False)
+    cast(module, dtype, "cpu")
+    assert module.weight.dtype == dtype
+    assert torch.equal(module.get_buffer("freqs_cis"), table)
+    assert "freqs_cis" not in module.state_dict()
 
 
 GIVEN = "positions    rotary, half-split, by what each call is given  [tested]"
