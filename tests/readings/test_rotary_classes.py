@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mha.conformance.faults.base import Complete, complete, implementation_of
 from mha.implementations import ImplementationError
-from mha.implementations.adapters.loading import cast
+from mha.implementations.adapters.converted import converted
 from mha.implementations.adapters.names import NEUTRAL_NAMES
 from mha.implementations.adapters.tables import tables_in
 from mha.implementations.inference.infer import infer
@@ -185,7 +185,7 @@ def test_complex_tables_stay_complex_in_other_dtypes(dtype: torch.dtype) -> None
     module = nn.Linear(2, 2)
     table = torch.polar(torch.ones(3), torch.arange(3.0))
     module.register_buffer("freqs_cis", table, persistent=False)
-    cast(module, dtype, "cpu")
+    converted(module, dtype, "cpu")
     assert module.weight.dtype == dtype
     assert torch.equal(module.get_buffer("freqs_cis"), table)
     assert "freqs_cis" not in module.state_dict()
