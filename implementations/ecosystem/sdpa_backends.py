@@ -8,12 +8,17 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mha.implementations import from_kernel
-from mha.spec import Claims, Rounding, causal_mask, join_causal
+from mha.spec import Claims, Lse, Rounding, Scores, causal_mask, join_causal
 from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 def attend_math(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
     if mask is not None and is_causal:  # rejected together
         mask, is_causal = (
@@ -23,12 +28,17 @@ def attend_math(
     mask = None if mask is None else torch.atleast_2d(mask)
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(
-            query, key, value, mask, 0.0, is_causal, enable_gqa=True
+            query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=True
         )
 
 
 def attend_flash(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
     if mask is not None and is_causal:  # rejected together
         mask, is_causal = (
@@ -40,7 +50,7 @@ def attend_flash(
     )  # masks with three axes are rejected
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return F.scaled_dot_product_attention(
-            query, key, value, mask, 0.0, is_causal, enable_gqa=True
+            query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=True
         )
 
 
@@ -52,6 +62,41 @@ CLAIMS = {
     "dtypes": COMPUTE_DTYPES,
     "rounding": Rounding(softmax_stored=False, log_normaliser=False),
 }
-math = from_kernel(attend_math, name="sdpa_math", claims=Claims(masks={"bool", "float"}, **CLAIMS))
-# Float masks are not claimed: those that require a gradient are rejected.
-flash = from_kernel(attend_flash, name="sdpa_flash", claims=Claims(masks={"bool"}, **CLAIMS))
+math = from_kernel(
+    attend_math,
+    name="sdpa_math",
+    claims=Claims(masks={"bool", "float"}, value_width=True, scores=Scores(scale="any"), **CLAIMS),
+)
+# Float masks are not claimed: those that require a gradient are rejected. Nor are values of another
+# width, which are rejected; so are heads whose numbers do not lie side by side. Scales of 0 or less
+# give NaN beside the causal flag (docs/pytorch.md).
+flash = from_kernel(
+    attend_flash,
+    name="sdpa_flash",
+    contiguous=True,
+    claims=Claims(masks={"bool"}, scores=Scores(scale="positive"), **CLAIMS),
+)
+
+
+def attend_operator(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the context and the log-sum-exp of the operator behind `attend_flash`."""
+    groups = query.shape[1] // key.shape[1]  # which it does not know
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    mask = None if mask is None else mask[(None,) * (4 - mask.ndim)]
+    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return operator(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
+
+
+operator = from_kernel(
+    attend_operator,
+    name="aten_flash_for_cpu",
+    mask="additive",
+    claims=Claims(masks={"bool"}, scores=Scores(scale="positive"), lse=Lse(), **CLAIMS),
+)
