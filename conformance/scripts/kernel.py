@@ -180,6 +180,8 @@ class KernelWriter(Writer):
             packed = f"torch.stack(({together}), {axes.stacked})"
             options = [code for code in codes if code.rpartition("=")[2] not in names]
             return f"{self.kernel}({', '.join([*names[:apart], packed, *options])})"
+        if axes.one_query:
+            raise InexpressibleError("its adapter calls it for each query")
         axis = next(x for x in values if isinstance(x, Tensor)).ndim
         of_a_head = []
         for code, x in zip(codes, values, strict=True):

@@ -26,6 +26,7 @@ from mha.implementations.adapters.options import (
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.packing import Packer
 from mha.implementations.adapters.reading import read_parameters, read_signature
+from mha.implementations.adapters.signature import Signature
 from mha.implementations.discovery.errors import ImplementationError
 from mha.spec import Claims, Config, Options, Output, Packed, Weights, validate_call
 
@@ -53,10 +54,11 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
     layout: the axes in order: b (batch), h (heads), l (length) and d (head_dim), separated by
         spaces; or "(b h) l d" or "b l (h d)", where the kernel has the heads in the batch, or
         splits them itself; or "l d" or "l h d", where it takes one head, or one item, and is called
-        for each; or "t h d", where it takes a row of tokens, the items of the batch one after
-        another, and their offsets. An axis 3, as in "b l 3 h d", says that query, key and value are
-        one tensor, and an axis 2 that key and value are. If the context has other axes, they
-        follow: "b h l d -> b l (h d)".
+        for each; or "h d", where it takes one query, with keys "l h d", and is called for each, in
+        causal calls with the keys up to its own place, as in decoding; or "t h d", where it takes a
+        row of tokens, the items of the batch one after another, and their offsets. An axis 3, as in
+        "b l 3 h d", says that query, key and value are one tensor, and an axis 2 that key and value
+        are. If the context has other axes, they follow: "b h l d -> b l (h d)".
     masks: the masks that it takes; by default boolean ones, True = may attend.
     contiguous: whether it is given only contiguous heads, and contiguous gradients of its context,
         since it raises for others.
@@ -94,8 +96,7 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
             " kernel have none; adapt a module instead"
         )
     if call is None:
-        parameters = axes.parameters_of(read_parameters(label, function_of(kernel)))
-        signature = axes.with_heads(kernel, read_signature(label, parameters, masks))
+        signature = _signature(label, kernel, axes, masks, claims)
         claims = _with_packing(label, axes, masks, claims)
         by_name = call_by_name(label, signature, claims, axes.heads, masks)
         call = replace(by_name, same_shape=axes.context == axes.heads)
@@ -109,6 +110,15 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
         raise ImplementationError(f"{label}: call=... is given a batch, but layout is {layout!r}")
     claims = replace(claims, projections=False, weight_gradients=False)
     return KernelImplementation(label, claims, kernel, layout, call, contiguous)
+
+
+def _signature(
+    label: str, kernel: Callable[..., Any], axes: KernelAxes, masks: MaskFormat, claims: Claims
+) -> Signature:
+    """Return what the parameters of a kernel mean; raises ImplementationError as `from_kernel`."""
+    parameters = axes.parameters_of(read_parameters(label, function_of(kernel)))
+    signature = axes.with_heads(kernel, read_signature(label, parameters, masks))
+    return signature.with_lengths(parameters) if claims.lengths else signature
 
 
 def _with_packing(label: str, axes: KernelAxes, masks: MaskFormat, claims: Claims) -> Claims:
@@ -198,6 +208,12 @@ class KernelAttention(nn.Module):
             packer = Packer.read(self.adapter_name, function_of(kernel), self.claims)
             kernel = packer.of(kernel, options)
             options = options.change(key_lengths=None, query_lengths=None, packing=None)
+        elif self.axes.one_query and not options.is_causal and _counts_places(options):
+            # Kernels refuse so that take windows in causal calls only.
+            raise NotImplementedError(
+                f"{self.adapter_name} takes one query, at the place of the last key: windows,"
+                " chunks and slopes are of causal calls"
+            )
         elif not self.axes.takes_all_heads:
             kernel = self.axes.unpacked(kernel)
         returned = self.call(kernel, *heads, **options.arguments)
@@ -266,6 +282,11 @@ class KernelAttention(nn.Module):
             if held is not None:
                 gradients[name] = gradient_of(held)
         return gradients
+
+
+def _counts_places(options: Options) -> bool:
+    """Return whether a call has an option of places."""
+    return not (options.window is options.chunk is options.alibi is None)
 
 
 def _laid_out_otherwise(heads: Tensor) -> Tensor:

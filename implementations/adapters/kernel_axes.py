@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.one_by_one import one_by_one
+from mha.implementations.adapters.one_by_one import one_by_one, query_by_query
 from mha.implementations.adapters.packing import packing_names
 from mha.implementations.adapters.signature import (
     Signature,
@@ -21,10 +21,15 @@ from mha.implementations.discovery.errors import ImplementationError
 
 # Layouts of heads that share an axis with the batch, or with the columns.
 MERGED_LAYOUTS = ("(b h) l d", "b l (h d)")
-# A kernel of a single head, or of the heads of one item, is called for one after another of these.
-AS_MANY = {"l d": "(b h) l d", "l h d": "b l h d"}
+# One query of one item, whose keys are (S, H_kv, d_k), as in decoding.
+ONE_QUERY = "h d"
+# A kernel of a single head, or of the heads of one item, or of one query, is called for one after
+# another of these.
+AS_MANY = {"l d": "(b h) l d", "l h d": "b l h d", ONE_QUERY: "b l h d"}
 # How many of query, key and value are one tensor, and the place of the first of them.
 PACKED = {"3": 0, "2": 1}
+# The flag that calls of a kernel of one query have, which the adapter reads.
+CAUSAL = "is_causal"
 # The layout of tokens, in which the items of a batch are one after another.
 TOKENS = "t h d"
 
@@ -47,6 +52,7 @@ class KernelAxes:
     packed: "3" or "2", if that many of the inputs are one tensor, stacked along the axis `stacked`.
     one_by_one: whether the kernel is called for each.
     of_tokens: whether it takes a row of tokens, t, the items of a batch one after another.
+    one_query: whether it takes one query of each head.
 
     >>> axes = KernelAxes.read("Mine", "b l 3 h d -> b l (h d)")
     >>> axes.heads, axes.context, axes.packed, axes.stacked
@@ -59,6 +65,7 @@ class KernelAxes:
     stacked: int
     one_by_one: bool = False
     of_tokens: bool = False
+    one_query: bool = False
 
     @classmethod
     def read(cls, label: str, layout: str) -> KernelAxes:
@@ -80,7 +87,8 @@ class KernelAxes:
                 f" {', '.join(map(repr, (*MERGED_LAYOUTS, *AS_MANY, TOKENS)))}, but is {layout!r}"
             )
         is_single = layout in AS_MANY
-        return cls(heads, context, packed, stacked, one_by_one=is_single, of_tokens=of_tokens)
+        axes = cls(heads, context, packed, stacked, one_by_one=is_single, of_tokens=of_tokens)
+        return replace(axes, one_query=layout == ONE_QUERY)
 
     @property
     def takes_all_heads(self) -> bool:
@@ -97,6 +105,9 @@ class KernelAxes:
         if self.of_tokens:
             offsets = packing_names(parameters).values()
             return {name: p for name, p in parameters.items() if name not in offsets}
+        if self.one_query:
+            by_name = inspect.Parameter.KEYWORD_ONLY
+            return dict(parameters) | {CAUSAL: inspect.Parameter(CAUSAL, by_name, default=False)}
         if not self.packed:
             return dict(parameters)
         # Before the packed inputs comes the query, where it is not among them.
@@ -117,6 +128,8 @@ class KernelAxes:
 
     def unpacked(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of query, key and value, with all heads, that calls a kernel."""
+        if self.one_query:
+            return query_by_query(kernel)
         if self.one_by_one:
             return one_by_one(kernel)
         if not self.packed:

@@ -80,7 +80,7 @@ LENGTH_NAMES = listed(
 # Of how many keys, and queries, each item of a dense batch has, which places count from.
 KEY_LENGTHS_NAMES = listed(
     """
-    cache_seqlens seqused_k key_value_seq_lengths nonpad_kv_seqlen seq_len_kv
+    cache_seqlens seqused_k key_value_seq_lengths nonpad_kv_seqlen seq_len_kv seqlens_k
     """
 )
 QUERY_LENGTHS_NAMES = listed("seqused_q query_seq_lengths seq_len_q")

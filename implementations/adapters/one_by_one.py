@@ -28,6 +28,46 @@ def one_by_one(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return attend
 
 
+def query_by_query(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of many items and queries, for a kernel of one query, as of decoding.
+
+    Its inputs are (B, L, H, d_k) and (B, S, H_kv, d_k). The kernel gets each query (H, d_k) with
+    all keys, or in causal calls with those up to its own place, of which it is the last one.
+    """
+
+    def attend_of_item(*inputs: Any, is_causal: bool = False, **options: Any) -> Any:
+        given = [*inputs, *options.values()]
+        query, key, value = [x for x in given if isinstance(x, Tensor) and x.ndim == 3][:3]
+        queries, keys = len(query), len(key)
+        results = list[Any]()
+        for place in range(queries):
+            seen = keys - queries + place + 1 if is_causal else keys
+            parts = {id(query): query[place], id(key): key[:seen], id(value): value[:seen]}
+            own = [parts.get(id(x), x) for x in inputs]
+            own_options = {name: parts.get(id(x), x) for name, x in options.items()}
+            if seen > 0:
+                results.append(kernel(*own, **own_options))
+        return _stacked([*_of_no_key(results, queries), *results]) if results else query * 0
+
+    return one_by_one(attend_of_item)
+
+
+def _of_no_key(results: Sequence[Any], queries: int) -> list[Any]:
+    """Return what stands for the first queries, which have no key: zeros, and -inf of each head."""
+    if not results:
+        return []
+    first = results[0]
+    empty = torch.zeros_like(first) if isinstance(first, Tensor) else tuple(map(_empty, first))
+    return [empty] * (queries - len(results))
+
+
+def _empty(result: Any) -> Any:
+    """Return a context (H, d_v) of zeros, or a log-sum-exp (H,) of -infinity."""
+    if not isinstance(result, Tensor):
+        return result
+    return torch.full_like(result, -torch.inf if result.ndim == 1 else 0.0)
+
+
 def _own_part(given: Any, number: int, query: Tensor) -> Any:
     """Return the part of an argument for one of many; what has other axes is for all of them."""
     is_of_many = isinstance(given, Tensor) and given.ndim == query.ndim

@@ -19,6 +19,7 @@ from mha.implementations.adapters.named_options import (
 )
 from mha.implementations.adapters.names import (
     INPUT_NAMES,
+    LENGTH_NAMES,
     MEMORY_NAMES,
     MEMORY_WORDS,
     NEUTRAL_MEANING,
@@ -97,6 +98,24 @@ class Signature:
         if of_pairs:
             rotations = rotations.union(name for name in self.others if name in PAIRED)
         return replace(self, rotations=rotations, shaped=shaped, rotation=layout, alone=alone)
+
+    def with_lengths(self, parameters: Mapping[str, inspect.Parameter]) -> Signature:
+        """Return the same, with the number of keys of each item where it may be a mask by its name.
+
+        parameters: of the function, where lengths are claimed.
+        """
+        if self.mask in LENGTH_NAMES:
+            name, mask = self.mask, None
+        else:
+            name, mask = first_known(LENGTH_NAMES, parameters), self.mask
+        if name is None or "key_lengths" in self.scores:
+            return self
+        others = self.others
+        if name in self.required and name not in others:
+            others = (*others, name)
+        return replace(
+            self, mask=mask, others=others, scores={**self.scores, "key_lengths": (name,)}
+        )
 
     @property
     def lengths(self) -> frozenset[str]:

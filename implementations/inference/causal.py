@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from functools import partial
 
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mha.implementations.adapters.construction import parameters_of
@@ -22,6 +23,9 @@ from mha.implementations.inference.projections import Unclear
 from mha.spec import causal_mask
 from mha.spec.claims import Alignment
 
+# In their interfaces, a mask takes the place of the causal flag.
+MASKS_ALONE = ("custom_mask",)
+MEANT = "; beside a mask, that alone counts: if so meant, claim causal_with_mask=False"
 ALIGNMENTS: tuple[Alignment, ...] = ("top_left", "bottom_right")
 
 
@@ -78,7 +82,8 @@ def _words(candidate: Candidate) -> str:
     if "always_causal" in candidate.claims:
         return "always, aligned bottom_right" if "causal" in candidate.claims else "always"
     if flag and candidate.claimed("causal_with_mask"):
-        return f"{flag}, aligned {alignment}"
+        alone = MEANT if _mask_counts_alone(candidate) else ""
+        return f"{flag}, aligned {alignment}{alone}"
     if flag:
         return f"{flag}, aligned {alignment}, not beside a mask"
     if candidate.declared.causal_by_default:
@@ -132,13 +137,35 @@ def _hint(candidate: Candidate) -> str:
 
 
 def _combines(candidate: Candidate) -> bool:
-    """Return whether the causal flag may be given beside a mask, rather than raise."""
-    probe = candidate.probes[0]
-    axes = "bs" if candidate.claimed("per_item_mask") else "s"
-    mask = candidate.mask_of(probe, axes, causal=True)[:, :1, :1]
+    """Return whether the causal flag counts beside a mask.
+
+    It may raise, or be left alone on purpose, as the interfaces of some names say.
+    """
+    probe, mask = _masked_probe(candidate)
     # This backend raises where others do not, and is chosen for some calls.
     with sdpa_kernel(SDPBackend.MATH):
-        return candidate.call(probe.inputs, mask=mask, is_causal=True) is not None
+        if candidate.call(probe.inputs, mask=mask, is_causal=True) is None:
+            return False
+    signature = candidate.signature
+    is_published = signature.mask in MASKS_ALONE or signature.is_causal in signature.none_by_default
+    return not (is_published and _mask_counts_alone(candidate))
+
+
+def _masked_probe(candidate: Candidate) -> tuple[Probe, Tensor]:
+    """Return a probe with a mask (B, 1, 1, S), of which causal calls leave no row empty."""
+    probe = candidate.probes[0]
+    axes = "bs" if candidate.claimed("per_item_mask") else "s"
+    return probe, candidate.mask_of(probe, axes, causal=True)[:, :1, :1]
+
+
+def _mask_counts_alone(candidate: Candidate) -> bool:
+    """Return whether a causal call with a mask gives what one without the flag does."""
+    if not (candidate.declared.mask and candidate.explained) or candidate.formula.causal:
+        return False
+    probe, mask = _masked_probe(candidate)
+    result = candidate.call(probe.inputs, mask=mask, is_causal=True)
+    expected = candidate.formula(probe.inputs, candidate.weights, mask)
+    return result is not None and is_close(result.output, expected)
 
 
 def _alignment(candidate: Candidate) -> Alignment:

@@ -306,4 +306,7 @@ class DeclaredKernel(Declared):
     def signature_with(self, *, padding: bool) -> Signature:
         """Return what they mean; `from_kernel` declares no mask of padding beside another one."""
         del padding
-        return self.axes.with_heads(self.constructor, super().signature_with(padding=False))
+        found = self.axes.with_heads(self.constructor, super().signature_with(padding=False))
+        if self.claimed("lengths"):
+            return found.with_lengths(self.forward_parameters)
+        return found

@@ -8,6 +8,7 @@ from torch import nn
 
 from mha.implementations.adapters.construction import SIZES, assumed_arguments, fixed_dropout
 from mha.implementations.adapters.constructor_names import BIAS_ROLES
+from mha.implementations.adapters.kernel_axes import ONE_QUERY
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING, OF_BITS, PAIRED
 from mha.implementations.inference.candidate import OF_FORMULA, Candidate
@@ -135,6 +136,8 @@ def rows_of_kernel(candidate: Candidate) -> Iterator[Row]:
 
 def shape_words(layout: str) -> str:
     """Return a layout as the shape of the inputs, and of the context where that has another one."""
+    if layout == ONE_QUERY:
+        return "(h, d) and (l, h, d), one query in a call"
     inputs, _, context = layout.replace("(b h)", "b*h").replace("(h d)", "h*d").partition(" -> ")
     shape = f"({inputs.replace(' ', ', ')})"
     if not context:

@@ -12,6 +12,7 @@ from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.kernel_forms import results_of
 from mha.implementations.inference.probes import Inputs, each_once, is_close
 from mha.implementations.inference.projections import Unclear
+from mha.spec import Weights
 
 
 def require_one_key_head(candidate: Candidate) -> Candidate:
@@ -47,7 +48,10 @@ def find_forward_only(candidate: Candidate) -> Candidate:
 
 
 def find_key_heads(candidate: Candidate) -> Candidate:
-    """Claim fewer key heads if a kernel with four heads and two key heads computes the formula."""
+    """Claim fewer key heads if a kernel with four heads and two key heads computes the formula.
+
+    One whose heads find another key head fails then.
+    """
     claiming, n_heads, d_model = candidate.claiming(grouped_query=True), 4, 48
     changes = {"d_model": d_model, "n_heads": n_heads, "n_kv_heads": 2}
     tried = claiming.trying(
@@ -60,7 +64,23 @@ def find_key_heads(candidate: Candidate) -> Candidate:
         return torch.randn(*x.shape[:2], d_model, generator=generator, dtype=x.dtype)
 
     inputs = each_once(draw, candidate.probes[0].inputs)
-    return claiming if _computes_formula(tried, inputs) else candidate
+    if _computes_formula(tried, inputs):
+        return claiming
+    if _computes_formula(tried, inputs, _in_turn(tried.weights)):
+        found = "head h has the key head h % H_kv, and elsewhere h // (H / H_kv)"
+        return claiming.noting("heads", found, "tested: not the contract's")
+    return candidate
+
+
+def _in_turn(weights: Weights) -> Weights:
+    """Return the weights of four heads of which the key heads of the second and third are swapped.
+
+    Heads that take key heads in turn then compute the formula.
+    """
+    of_columns = torch.arange(len(weights.w_q)).unflatten(0, (4, -1))
+    order = of_columns[[0, 2, 1, 3]].flatten()
+    b_q = None if weights.b_q is None else weights.b_q[order]
+    return replace(weights, w_q=weights.w_q[order], b_q=b_q, w_o=weights.w_o[:, order])
 
 
 def find_value_width(candidate: Candidate) -> Candidate:
@@ -73,9 +93,9 @@ def find_value_width(candidate: Candidate) -> Candidate:
     return claiming if _computes_formula(tried, candidate.probes[0].inputs) else candidate
 
 
-def _computes_formula(tried: Candidate, inputs: Inputs) -> bool:
-    """Return whether a plain call gives the formula."""
+def _computes_formula(tried: Candidate, inputs: Inputs, weights: Weights | None = None) -> bool:
+    """Return whether a plain call gives the formula, with other weights if these are given."""
     result = tried.call_plainly(inputs)
     if result is None:
         return False
-    return is_close(result.output, tried.formula(inputs, tried.weights, None))
+    return is_close(result.output, tried.formula(inputs, weights or tried.weights, None))

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from mha.implementations.adapters.names import LENGTH_NAMES
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Probe, is_close
+from mha.implementations.inference.score_options import BY_NAME_ALONE, has_causal_calls
 from mha.spec import Options
+from mha.spec.claims import Alignment
 
 Lengths = Literal["keys", "both"]
 WORDS: dict[Lengths, str] = {
     "keys": "of the keys of each item, and places count from them",
     "both": "of the keys and the queries of each item, and places count from them",
 }
+# Without lengths, and with them.
+NOT_CLAIMED = "not judged: causal calls are aligned {} without them, and {} with them"
+# The claims about a mask, which one of lengths replaces.
+OF_MASKS = (
+    "prefix_masks",
+    "per_head_mask",
+    "per_query_mask",
+    "per_item_mask",
+    "mask_ranks",
+    "empty_row",
+)
 
 
 def find_lengths(candidate: Candidate) -> Candidate:
@@ -22,25 +36,50 @@ def find_lengths(candidate: Candidate) -> Candidate:
 
     Where they have another effect, or none, they are claimed as their names say, and fail then.
     """
-    names = candidate.names_of("key_lengths")
+    names = candidate.claiming(lengths="keys").names_of("key_lengths")
     if not (candidate.explained and names) or candidate.declared.layout.startswith("t "):
         return candidate
-    names_of_queries = candidate.names_of("query_lengths")
-    choices: list[Lengths] = ["both", "keys"] if names_of_queries else ["keys"]
+    if candidate.declared.mask and candidate.signature.mask in names:
+        return _in_place_of_a_mask(candidate)
+    choices: list[Lengths] = ["both", "keys"] if candidate.names_of("query_lengths") else ["keys"]
     for lengths in choices:
         tried = candidate.claiming(lengths=lengths)
-        if all(_follows(tried, probe) for probe in tried.probes):
+        if tried.passes(_follows):
             return _noted(tried, lengths)
+    for lengths in choices:
+        if candidate.claiming(lengths=lengths).passes(_follows_from_the_other_end):
+            return _noted(candidate, lengths, NOT_CLAIMED.format(*_both_ends(candidate)))
+    return _by_name(candidate, choices)
+
+
+def _by_name(candidate: Candidate, choices: Sequence[Lengths]) -> Candidate:
+    """Claim lengths as their names say, unless these may count otherwise, as of masks."""
+    names = candidate.claiming(lengths="keys").names_of("key_lengths")
     for lengths in choices:
         tried = candidate.claiming(lengths=lengths)
         probe = tried.probes[0]
-        if tried.call(probe.inputs, **_given(tried, probe).arguments) is not None:
-            return _noted(tried, lengths, "assumed by its name: no reading gives what it does")
+        is_taken = tried.call(probe.inputs, **_given(tried, probe).arguments) is not None
+        if is_taken and {*LENGTH_NAMES}.isdisjoint(names):
+            return _noted(tried, lengths, BY_NAME_ALONE)
     return candidate
 
 
+def _in_place_of_a_mask(candidate: Candidate) -> Candidate:
+    """Claim lengths, where causal places count from them, in the place of a mask of so many keys.
+
+    Without causal calls, both say the same.
+    """
+    if not (candidate.declared.masks.counts_keys and candidate.signature.is_causal):
+        return candidate
+    without = candidate.declaring(mask=None, mask_shape=None, mask_required=False)
+    without = without.without_claims(*OF_MASKS).claiming(masks=(), lengths="keys")
+    if candidate.claimed("causal") != "bottom_right" or not without.passes(_follows):
+        return candidate
+    return _noted(replace(without, empty_row=None), "keys")
+
+
 def _noted(candidate: Candidate, lengths: Lengths, evidence: str = "tested") -> Candidate:
-    names = [*candidate.names_of("key_lengths")]
+    names = [*candidate.claiming(lengths=lengths).names_of("key_lengths")]
     if lengths == "both":
         names += candidate.names_of("query_lengths")
     return candidate.noting("items", f"{', '.join(names)}: {WORDS[lengths]}", evidence)
@@ -63,8 +102,27 @@ def _falling(length: int, batch: int) -> Iterator[int]:
 
 def _follows(tried: Candidate, probe: Probe) -> bool:
     """Return whether calls with lengths give what the formula gives, with each causal flag."""
+    return _gives(tried, probe, tried.claimed("causal"))
+
+
+def _follows_from_the_other_end(tried: Candidate, probe: Probe) -> bool:
+    """Return whether they do if causal calls are aligned otherwise with lengths than without."""
+    if not has_causal_calls(tried):
+        return False
+    _, other = _both_ends(tried)
+    return _gives(tried, probe, other)
+
+
+def _both_ends(candidate: Candidate) -> tuple[Alignment, Alignment]:
+    """Return how causal calls are aligned, and the other alignment."""
+    if candidate.claimed("causal") == "top_left":
+        return "top_left", "bottom_right"
+    return "bottom_right", "top_left"
+
+
+def _gives(tried: Candidate, probe: Probe, alignment: Alignment | None) -> bool:
+    """Return whether calls with lengths give the formula with causal calls aligned like this."""
     flags = {tried.plainly_causal}
-    alignment = tried.claimed("causal")
     if tried.signature.is_causal and alignment:
         flags.add(True)
     options, (queries, _) = _given(tried, probe), probe.lengths

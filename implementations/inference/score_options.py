@@ -130,11 +130,15 @@ class ScoreOption:
                 return self.noted(self.completed(candidate.claiming(scores=scores)))
         if not self.is_of_calls(candidate):
             return candidate
+        return self._by_name(candidate, readings)
+
+    def _by_name(self, candidate: Candidate, readings: Sequence[Scores]) -> Candidate:
+        """Claim what the name says, with what is known of an argument that no reading explains."""
         usual = self.usual(candidate, readings)
         for scores in usual:
             if self.follows(candidate, scores, IGNORED):
                 return self.noted(candidate.claiming(scores=scores), is_idle=True)
-        for scores in readings:
+        for scores in readings if usual else ():
             for acts in self.nearly(candidate, scores):
                 if self.follows(candidate, scores, acts):
                     near = f"assumed by its name: {acts.otherwise}"
@@ -192,7 +196,7 @@ def possible_alignments(candidate: Candidate) -> tuple[Alignment | None, ...]:
 
 
 def has_causal_calls(candidate: Candidate) -> bool:
-    """Return whether a flag makes calls causal; one that does something else is of other clauses."""
+    """Return whether a flag makes calls causal; what one does otherwise is of other clauses."""
     is_understood = candidate.trial.is_causal is None
     return bool(candidate.signature.is_causal and candidate.claimed("causal") and is_understood)
 

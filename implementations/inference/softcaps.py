@@ -85,9 +85,10 @@ def _follows_with_slopes(tried: Candidate) -> bool:
     (slopes,) = ALIBI.values(scores)
     if scores.alibi.built_in:
         slopes = alibi_slopes(len(slopes))
+    is_causal = ALIBI.flags_taken(tried, scores)[0]
     for probe in tried.probes:
         given = ALIBI.value_for(scores, probe, slopes)
-        options = Options(is_causal=tried.plainly_causal, softcap=CAP, alibi=given)
+        options = Options(is_causal=is_causal, softcap=CAP, alibi=given)
         result = tried.call(probe.inputs, **options.arguments)
         expected = formula_with(tried, options)(probe.inputs, tried.weights, None)
         if result is None or not is_close(result.output, expected):

@@ -64,16 +64,23 @@ class WindowOption(ScoreOption):
         found = f"{WORDS[scores.window.form]}; {scores.window.unbounded} for no bound"
         return found + aligned(scores)
 
-    def usual(self, candidate: Candidate, readings: Sequence[Scores]) -> list[Scores]:
-        """Return the readings of the usual form.
+    def usual(self, candidate: Candidate, readings: Sequence[Scores]) -> Sequence[Scores]:
+        """Return the readings, those of the usual form first; others where a pair is not taken.
 
         Read in another form, an argument that is not looked into raises nothing.
         """
-        form = _usual_form(candidate)
-        return [each for each in readings if each.window and each.window.form == form]
+        del candidate
+        return readings
 
     def nearly(self, candidate: Candidate, scores: Scores) -> Iterator[Acts]:
-        """Yield windows that are one key shorter or longer on a side too."""
+        """Yield windows that are one key shorter or longer on a side too.
+
+        Those are of the usual form, or of numbers where a pair is not taken.
+        """
+        assert scores.window
+        form = scores.window.form
+        if form in OF_TWO and form != _usual_form(candidate):
+            return
         yield from super().nearly(candidate, scores)
         for side, (end, beyond) in enumerate((("first", "before"), ("last", "after"))):
             yield Acts(f"it leaves out the {end} key of a window", partial(_moved, side, -1))
