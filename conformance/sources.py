@@ -109,6 +109,21 @@ def loaded_sources(file: Path | None = None, before: Collection[str] = ()) -> So
     return _sources(places, tops | {name.partition(".")[0] for name in installed})
 
 
+def modules_since(before: Collection[str]) -> dict[str, str]:
+    """Return the user's files that were imported since, with their places in packages.
+
+    before: the names of the modules that were loaded then.
+    """
+    return dict(_own_modules(before))
+
+
+def with_imports(places: Mapping[str, str]) -> set[str]:
+    """Return the user's files, given with their places in packages, and those that they import."""
+    every = dict(places)
+    _follow(every)
+    return set(every)
+
+
 def packages_of(file: Path) -> Sources:
     """Return the installed packages that a module of this package names, other than torch."""
     tops = {name.partition(".")[0] for name in imported_by(str(file), "")}
@@ -151,11 +166,14 @@ def name_of(module: str, path: str) -> str:
     return "/".join([*parts, file])
 
 
-def _own_modules() -> Iterator[tuple[str, str]]:
-    """Yield the files of the user's modules, with the places that they have by their names."""
+def _own_modules(before: Collection[str] = ()) -> Iterator[tuple[str, str]]:
+    """Yield the files of the user's modules, with the places that they have by their names.
+
+    before: the names of modules that do not count.
+    """
     found: dict[str, str] = {}
     for name, module in sorted(every_module(), key=lambda each: each[0]):
-        path = file_of(module)
+        path = file_of(module) if name not in before else ""
         if path and name not in MAINS and is_own(real := os.path.realpath(path)):
             found.setdefault(real, name_of(name, path))
     yield from found.items()

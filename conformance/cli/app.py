@@ -13,7 +13,7 @@ import typer
 from mha.conformance.cli.commands_campaign import campaign
 from mha.conformance.cli.commands_candidates import judge_all
 from mha.conformance.cli.commands_exported import export, verify
-from mha.conformance.cli.commands_judging import bench, check, faults, replay
+from mha.conformance.cli.commands_judging import bench, check, faults, replay, watch
 from mha.conformance.cli.commands_project import init, waive
 from mha.conformance.cli.commands_reports import list_, report, show, spec
 from mha.conformance.cli.printing import HELP_WIDTH
@@ -28,6 +28,7 @@ app = typer.Typer(
 COMMANDS: dict[Callable[..., None], str] = {
     spec: "mha spec MSK-1",
     check: "mha check my_file.py:MyAttention",
+    watch: "mha watch my_file.py:MyAttention",
     report: "mha report before.json after.json",
     replay: "mha replay --clause MSK-8",
     show: "mha show MSK-8 --script msk8.py",

@@ -123,7 +123,7 @@ def check_all(
     workers.timeout = settings.call_timeout
     workers.until = begun + options.stop.after if options.stop.after else 0.0
     printer = Printer(Console(highlight=False, stderr=options.json is not None))
-    report_of = partial(_report, settings, started=now())
+    report_of = partial(report_on, settings, started=now())
     found = find(targets, workers, options, printer)
     if options.waivers:
         validate_judged(settings.waivers, options.waivers, found.chosen)
@@ -146,7 +146,7 @@ def check_all(
         return finish(printer, report, options)
 
 
-def _report(
+def report_on(
     settings: Settings,
     found: Found,
     verdicts: Sequence[Verdict],

@@ -131,6 +131,47 @@ def _jobs(given: int, device: list[str] | None, *, few: bool) -> int:
     return cores()
 
 
+WatchedTarget = Annotated[str, _targets("FILE.py:OBJECT or module:object, as for mha check.")]
+ProfileOfWatch = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Of the second look: quick, default or thorough."),
+]
+
+
+def watch(  # noqa: PLR0913  the options of the command
+    target: WatchedTarget,
+    clause: Clauses = None,
+    dtype: Dtypes = None,
+    device: Devices = None,
+    profile: ProfileOfWatch = "quick",
+    seed: Seed = 0,
+    waivers: WaiverFile = None,
+    report: WrittenReports = None,
+    jobs: Jobs = 0,
+) -> None:
+    """Judge a class or a kernel again whenever its file is saved.
+
+    What failed last is judged first, then a few cases of each clause in one dtype, and if all are
+    right, what --profile says. A save during a run starts the next. Files that it imports are
+    watched too. Ctrl-C ends with the exit status of the last report, which mha show opens.
+    """
+    from mha.conformance.engine.workers import Workers
+
+    # The processes are started before torch is imported.
+    with errors_in_one_line(), Workers(_jobs(jobs, device, few=False)) as workers:
+        from mha.conformance.cli.check import CheckOptions, Stop
+        from mha.conformance.cli.watch import watch as watch_target
+        from mha.conformance.settings import Settings
+
+        asked = clause or (), dtype or None, device or None, waivers
+        settings = Settings.of(profile, seed, *asked)
+        options = CheckOptions.of(
+            waivers=waivers, reports=report or (), json="", verbose=False, stop=Stop()
+        )
+        status = watch_target(target, settings, options, workers)
+    raise typer.Exit(status)
+
+
 ReportOrCase = Annotated[
     str,
     typer.Argument(

@@ -14,7 +14,7 @@ import pickle
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from queue import SimpleQueue
@@ -27,6 +27,7 @@ from mha.implementations.process.clock import CLOCK
 
 if TYPE_CHECKING:
     from mha.implementations import Resolved
+    from mha.implementations.discovery.resolve import Found
 
 Say = Callable[[dict[str, Any]], None]
 # The streams of the command, which are not used here, as a lock of theirs may be held; they would
@@ -110,8 +111,8 @@ def _judge_what_comes(tasks: SimpleQueue[Any], say: Say) -> None:
     from mha.conformance.engine.judge import judge
     from mha.conformance.harness.isolation import gpu_is_lost
 
-    targets, is_heard = tasks.get()
-    known = _found(targets, say, is_heard=is_heard)
+    targets, declarations, is_heard = tasks.get()
+    known = _found(targets, declarations, say, is_heard=is_heard)
     if known is None:
         return
     gc.freeze()  # what is loaded stays, and is not searched for garbage again
@@ -124,19 +125,22 @@ def _judge_what_comes(tasks: SimpleQueue[Any], say: Say) -> None:
             return
 
 
-def _found(targets: Sequence[str], say: Say, *, is_heard: bool) -> dict[str, Resolved] | None:
+def _found(
+    targets: Sequence[str], declarations: Mapping[str, str], say: Say, *, is_heard: bool
+) -> dict[str, Resolved] | None:
     """Import all that is judged, in order, and say what it is; return it by the target.
 
     None where it cannot be used, which is said too.
 
+    declarations: see `Workers`.
     is_heard: whether what it prints meanwhile is shown, as by one of several processes.
     """
     from mha.conformance.engine import subjects
     from mha.conformance.settings import by_name
-    from mha.implementations.discovery.resolve import find
+    from mha.conformance.sources import modules_since
     from mha.implementations.process.pristine import torch_changes
 
-    loading = ""
+    loading, before = "", set(sys.modules)
 
     def note(target: str) -> None:
         nonlocal loading
@@ -145,7 +149,7 @@ def _found(targets: Sequence[str], say: Say, *, is_heard: bool) -> dict[str, Res
 
     with nullcontext() if is_heard else _muted():
         try:
-            found = find(targets, note)
+            found = _find(targets, declarations, note)
             chosen = by_name(found.resolved)
         except ValueError as error:
             say({"error": str(error)})
@@ -153,6 +157,9 @@ def _found(targets: Sequence[str], say: Say, *, is_heard: bool) -> dict[str, Res
         except KeyboardInterrupt:  # no Ctrl-C reaches this process
             say({"error": f"{loading!r} cannot be used: {INTERRUPTED}"})
             return None
+        finally:
+            if is_heard:
+                say({"files": modules_since(before)})
     known = {
         "found": subjects.written(list(chosen.values())),
         "broken": found.broken,
@@ -160,6 +167,26 @@ def _found(targets: Sequence[str], say: Say, *, is_heard: bool) -> dict[str, Res
     }
     say(known | {"torch_changes": torch_changes()})
     return {each.target: each for each in found.resolved}
+
+
+def _find(
+    targets: Sequence[str], declarations: Mapping[str, str], note: Callable[[str], None]
+) -> Found:
+    """Return what the targets name; raise ValueError where one cannot be used, as declared either.
+
+    note: is given each target before it is imported.
+    """
+    from mha.implementations.discovery.redeclared import resolve_as_declared
+    from mha.implementations.discovery.resolve import Found, find
+
+    try:
+        return find(targets, note)
+    except ValueError as error:
+        if not all(target in declarations for target in targets):
+            raise
+        with suppress(ValueError):
+            return Found([resolve_as_declared(each, declarations[each]) for each in targets])
+        raise error
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from multiprocessing.connection import wait
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mha.conformance.engine import guard
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 # More of them take more memory than they save time.
 MAX_WORKERS = 8
 # In seconds, between two looks at processes that say nothing.
-LOOK = 0.25
+LOOK = 0.1
 # An implementation whose calls were ended for their time in so many clauses is not judged on.
 MOST_HANGS = 3
 # After so many processes in a row that could not import what is judged, no more are started.
@@ -110,6 +109,9 @@ class Workers:
     timeout: in seconds, of a call of what is judged, 0 for none.
     until: when the run is over, by the monotonic clock, 0 for never.
     heard: is given each verdict when it is reached.
+    between: is called between two looks at the processes; what it raises ends the run.
+    files: those of the user's that were imported, with their places in packages.
+    declarations: by target, how it was understood before, for where it cannot be inferred again.
     unread: verdicts that were reached, but not yielded before `judge_all` was closed.
     """
 
@@ -117,6 +119,8 @@ class Workers:
         self.jobs = max(1, jobs)
         self.timeout, self.until = CALL_TIMEOUT, 0.0
         self.heard: Callable[[Verdict], object] = lambda _: None
+        self.between: Callable[[], object] = lambda: None
+        self.files, self.declarations = dict[str, str](), dict[str, str]()
         self.unread: list[Verdict] = []
         self.members: list[Worker] = []
         self._targets: tuple[str, ...] = ()
@@ -130,15 +134,22 @@ class Workers:
         self._start(self.jobs)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the processes, whatever they are doing."""
-        for worker in self.members:
-            worker.end()
+        self._end_all()
+
+    def afresh(self) -> None:
+        """Have processes that have imported nothing, and end the others, whatever they do."""
+        if not self._targets and len(self.members) == self.jobs:
+            return
+        self._end_all()
+        self._messages.clear()
+        self._targets, self._failed_starts = (), 0
+        self._start(self.jobs)
+
+    def _end_all(self) -> None:
+        while self.members:
+            self.members.pop().end()
 
     def find(self, targets: Iterable[str]) -> Found:
         """Let the processes import all that is judged, in order; return what the first one found.
@@ -148,7 +159,7 @@ class Workers:
         """
         self._targets = tuple(targets)
         for number, worker in enumerate(self.members):
-            worker.send((self._targets, number == 0))
+            worker.send((self._targets, self.declarations, number == 0))
         while True:
             try:
                 worker, message = self._next()
@@ -282,6 +293,7 @@ class Workers:
 
     def _look(self) -> None:
         """Queue what the processes have said, and end those whose time is up."""
+        self.between()
         wait([worker.channel for worker in self.members], LOOK)
         for worker in [*self.members]:
             has_ended = worker.has_ended  # asked before what it has said last is read
@@ -302,10 +314,12 @@ class Workers:
                 worker.end()
 
     def _note_said(self, worker: Worker, messages: Iterable[dict[str, Any]]) -> None:
-        """Queue messages, and note what the process is importing."""
+        """Queue messages, and note what the process is importing, and has imported."""
         for message in messages:
             if "finding" in message:
                 worker.finding = str(message["finding"])
+            elif "files" in message:
+                self.files |= {str(file): str(place) for file, place in message["files"].items()}
             else:
                 self._messages.append((worker, message))
 
@@ -325,7 +339,7 @@ class Workers:
         self.members += new
         for worker in new:
             if self._targets:
-                worker.send((self._targets, False))
+                worker.send((self._targets, self.declarations, False))
 
 
 def _verdict_in(message: Message, queue: _Queue, number: int) -> Verdict | None:

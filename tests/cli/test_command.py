@@ -23,6 +23,7 @@ from mha.spec import CLAUSES
 VERBS = (
     "spec",
     "check",
+    "watch",
     "report",
     "replay",
     "show",
