@@ -112,7 +112,7 @@ def watched(target: str, saves: int) -> Iterator[tuple[str, Times]]:
             file.write_text(text.replace(*change) if is_wrong else text)
             wait(lines, "fail" if is_wrong else "a first look")
             (first if is_wrong else look).add(saved, busiest(process.pid))
-            line = wait(lines, file.stem if False else r".*CONFORM")
+            line = wait(lines, r".*CONFORM")
             (wrong if is_wrong else right).add(saved, busiest(process.pid))
             print(line.rstrip()[:100], file=sys.stderr)
             wait(lines, "watching")

@@ -152,8 +152,8 @@ def watch(  # noqa: PLR0913  the options of the command
     """Judge a class or a kernel again whenever its file is saved.
 
     What failed last is judged first, then a few cases of each clause in one dtype, and if all are
-    right, what --profile says. A save during a run starts the next. Files that it imports are
-    watched too. Ctrl-C ends with the exit status of the last report, which mha show opens.
+    right, what --profile says; a few failures end that. A save starts anew. Files that it imports
+    are watched too. Ctrl-C ends with the exit status of the last report, which mha show opens.
     """
     from mha.conformance.engine.workers import Workers
 
@@ -166,7 +166,7 @@ def watch(  # noqa: PLR0913  the options of the command
         asked = clause or (), dtype or None, device or None, waivers
         settings = Settings.of(profile, seed, *asked)
         options = CheckOptions.of(
-            waivers=waivers, reports=report or (), json="", verbose=False, stop=Stop()
+            waivers=waivers, reports=report or (), json="", verbose=False, stop=Stop(first=True)
         )
         status = watch_target(target, settings, options, workers)
     raise typer.Exit(status)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from time import monotonic, sleep
@@ -21,7 +20,7 @@ from mha.conformance.reports.layout import counted
 from mha.conformance.reports.merge import Key, key_of
 from mha.conformance.reports.summary import is_failure
 from mha.conformance.reports.text import summarise, visible_line, visible_name
-from mha.conformance.results import Verdict, now, settled
+from mha.conformance.results import Report, Verdict, now
 from mha.conformance.settings import Settings, Task
 from mha.implementations import Resolved
 from mha.implementations.inference.rows import Row, table
@@ -29,7 +28,9 @@ from mha.implementations.inference.rows import Row, table
 # The profile of the first look: a few cases of each clause, in one dtype.
 FIRST_LOOK = "smoke"
 # So many of the clauses that failed last are judged before the first look: those that take least.
-MOST_AGAIN = 4
+MOST_AGAIN = 3
+# After so many failures, each of which takes a while to explain, a look ends.
+ENOUGH = 3
 
 
 class Saved(Exception):
@@ -126,8 +127,14 @@ class Watch:
             settings = self.judge_by_stages(resolved)
         finally:
             self.remember()
-        report = report_on(settings, found, list(self.found.values()), started=started)
-        self.sum_up(report.verdicts, resolved, settings)
+        report = report_on(
+            settings,
+            found,
+            list(self.found.values()),
+            started=started,
+            incomplete=self.failures >= ENOUGH,
+        )
+        self.sum_up(report, resolved)
         self.status = finish(self.printer, report, self.options)
 
     def judge_by_stages(self, resolved: Resolved) -> Settings:
@@ -138,11 +145,11 @@ class Watch:
         settings = self.settings.of_target(resolved)
         if again := self.again(settings):
             self.judge_by(resolved, again)
-            if not self.fails:
+            if not self.failures:
                 self.tell(f"mended: {', '.join(again.clauses)}")
         first = replace(settings, profile=FIRST_LOOK, dtypes=settings.dtypes[:1])
         self.judge_by(resolved, first)
-        if self.fails:
+        if self.failures:
             return replace(settings, profile=FIRST_LOOK)
         judged = [verdict for verdict in self.found.values() if verdict.status != "not_claimed"]
         clauses = counted(len({verdict.clause for verdict in judged}), "clause")
@@ -165,12 +172,12 @@ class Watch:
         return replace(at, clauses=tuple(alike[:MOST_AGAIN]))
 
     def judge_by(self, resolved: Resolved, settings: Settings) -> None:
-        """Judge the target, with a progress bar; raises Saved."""
+        """Judge the target up to a few failures, with a progress bar; raises Saved."""
         clauses = [*(task.clause for task in settings.tasks), ""]
         reached = list[Verdict]()
         verdicts = self.workers.judge_all(resolved, settings)
         with progress_bar(self.printer.console, clauses) as bar, closing(verdicts):
-            for verdict in verdicts:
+            while self.failures < ENOUGH and (verdict := next(verdicts, None)):
                 reached.append(verdict)
                 self.note(verdict)
                 advance(bar, reached, clauses[len(reached)])
@@ -184,14 +191,14 @@ class Watch:
         known = self.found.get(key)
         if known is not None and is_failure(known):
             return
-        if is_failure(verdict) and not self.fails:
+        if is_failure(verdict) and not self.failures:
             self.tell(line(verdict, self.printer.width))
         self.found[key] = verdict
 
     @property
-    def fails(self) -> bool:
-        """Whether this run has found a failure."""
-        return any(map(is_failure, self.found.values()))
+    def failures(self) -> int:
+        """How many failures this run has found."""
+        return sum(map(is_failure, self.found.values()))
 
     def remember(self) -> None:
         """Note what failed in this run; what it has not reached may still fail."""
@@ -221,12 +228,13 @@ class Watch:
             self.printer.folded(f"{name}, as inferred from the {inference.kind}:")
             self.printer.paragraph(table(new, self.printer.width))
 
-    def sum_up(self, verdicts: Iterable[Verdict], resolved: Resolved, settings: Settings) -> None:
+    def sum_up(self, report: Report, resolved: Resolved) -> None:
         """Print what fails, by cause, and the verdict."""
         *details, said = summarise(
-            settled(verdicts),
+            report.verdicts,
+            incomplete=report.incomplete,
             width=self.printer.width,
-            profile=settings.profile,
+            profile=report.profile,
             not_covered=not_covered([resolved]),
         )
         if details:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mha.conformance.cli import watched_files
-from mha.conformance.cli.check import CheckOptions
+from mha.conformance.cli.check import CheckOptions, Stop
 from mha.conformance.cli.watch import Saved, Watch
 from mha.conformance.cli.watched_files import WatchedFiles
 from mha.conformance.engine.workers import Found
@@ -25,6 +25,7 @@ from support.reports_made import verdict
 
 SETTINGS = Settings(profile="quick", clauses=("SHP-1", "MSK-1", "CAU-1"), dtypes=("float32",))
 KERNEL = "def kernel(q, k, v):\n    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v\n"
+OPTIONS = CheckOptions(stop=Stop(first=True))
 SYNTAX_ERROR = "'mine.py' cannot be run: SyntaxError: '(' was never closed (mine.py, line 3)"
 
 
@@ -97,7 +98,7 @@ def watched(*script: Callable[[], set[str]]) -> tuple[int, list[tuple[str, ...]]
     """Return the status, and the looks, where the file is saved after each part of a script."""
     workers: Any = StubWorkers(*script, stopped)
     files = WatchedFiles("mine.py:kernel")
-    return Watch("mine.py:kernel", SETTINGS, CheckOptions(), workers, files).run(), workers.judged
+    return Watch("mine.py:kernel", SETTINGS, OPTIONS, workers, files).run(), workers.judged
 
 
 ALL = ("SHP-1", "MSK-1", "CAU-1")
@@ -127,6 +128,13 @@ def test_what_failed_last_is_judged_first_and_said_once(
     # The first failure as soon as it is found, and again in the summary.
     assert [text.count("fail            CAU-1   float32: wrong") for text in runs] == [1, 2, 0, 0]
     assert Report.from_json(LAST.read_text()).conforms
+
+
+def test_a_few_failures_end_a_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, looks = watched(failing(*ALL), failing(*ALL))
+    assert looks == [("smoke", *ALL), ("quick", *ALL)]
+    assert status == 1
+    assert "mine: INCOMPLETE, so far: DOES NOT CONFORM" in capsys.readouterr().out
 
 
 def test_a_file_that_cannot_be_used_is_waited_for(
