@@ -138,6 +138,8 @@ NEUTRAL_NAMES = {
     "cosines": ("cos", "freqs_cos"),
     "sines": ("sin", "freqs_sin"),
     "rotation": ("position_embeddings", "cos_sin", "rotary_pos_emb"),
+    # Of a rotation, sines before cosines, which no call requires.
+    "table": ("rope",),
     "cache": ("kv_cache",),
     "batch": ("batch_size", "bsz"),
     # None for none.

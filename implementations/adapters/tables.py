@@ -14,7 +14,7 @@ from mha.spec import Rotary
 
 # What a parameter of a call may be of a rotation, by `NEUTRAL_MEANING`.
 OF_TABLES = ("cosines", "sines", "rotation")
-MEANINGS = (*OF_TABLES, "complex", "places")
+MEANINGS = (*OF_TABLES, "table", "complex", "places")
 # The shapes of tables: b (batch), l (length), and r, the columns that are rotated, or p, the pairs
 # of them.
 ROTATION_LAYOUTS = (
@@ -30,6 +30,9 @@ ROTATION_LAYOUTS = (
 # Those of one tensor for both: complex numbers, or a cosine and a sine in the place of each.
 OF_REAL_PAIRS = "l p 2"
 COMPLEX_LAYOUTS = ("l p", OF_REAL_PAIRS)
+# Those of sines and cosines in one tensor; that of a class whose first position, of a class token,
+# is not turned has no row for it.
+JOINED_LAYOUTS = ("l (sin cos)", "l-1 (sin cos)")
 
 
 def tables_in(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -48,7 +51,7 @@ def require_tables(
 
     names: of the parameters for them; None if the call is made by a function of its own.
     """
-    known_layouts = dict.fromkeys((*ROTATION_LAYOUTS, *COMPLEX_LAYOUTS))
+    known_layouts = dict.fromkeys((*ROTATION_LAYOUTS, *COMPLEX_LAYOUTS, *JOINED_LAYOUTS))
     if layout is not None and layout not in known_layouts:
         words = ", ".join(map(repr, known_layouts))
         raise ImplementationError(
@@ -74,7 +77,8 @@ def table_of(  # noqa: PLR0913  what a table depends on
     """Return what a parameter of a call is given for a rotation of positions from a start on.
 
     name: of the parameter, which says what it is.
-    layout: one of `ROTATION_LAYOUTS`, or of `COMPLEX_LAYOUTS`; positions have a shape of their own.
+    layout: one of `ROTATION_LAYOUTS`, `COMPLEX_LAYOUTS` or `JOINED_LAYOUTS`; positions have a shape
+        of their own.
     query: in whose dtype they are, but for complex numbers, of 32 bits at least.
     """
     batch, _, length, _ = sizes
@@ -100,6 +104,10 @@ def _table(
     meaning = NEUTRAL_MEANING[name]
     if meaning == "complex":
         return _complex_numbers(angles.cos(), angles.sin(), query, layout)
+    if meaning == "table":
+        cosines, sines = (_shaped(x.to(query.dtype), rotary, "l r", batch) for x in _both(angles))
+        first = JOINED_LAYOUTS.index(layout)
+        return torch.cat([sines, cosines], -1)[first:]
     cosines, sines = (_shaped(x.to(query.dtype), rotary, layout, batch) for x in _both(angles))
     if meaning == "cosines":
         return cosines

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from mha.implementations.adapters.configs import AnyConfig, config_code
-from mha.implementations.adapters.construction import SHORT, SIZES, Room, construct
+from mha.implementations.adapters.construction import (
+    SHORT,
+    SIZES,
+    Room,
+    construct,
+    parameters_of,
+)
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.names import NEUTRAL_MEANING
 from mha.implementations.adapters.signature import (
@@ -40,10 +49,32 @@ def built(
         with as_found():
             module = construct(constructor, arguments, CONFIG, room=Room(SHORT))
     except (Exception, SystemExit) as error:
-        raise ImplementationError(_cannot_be_built(label, constructor, error)) from error
+        message = _cannot_be_built(label, constructor, error)
+        flag = _flag_that_builds(constructor, arguments, str(error))
+        if flag:
+            message = f"{message}; or judge functools.partial({label}, {flag})"
+        raise ImplementationError(message) from error
     require_forward(label, module)
     _require_named_inputs(label, module)
     return module
+
+
+def _flag_that_builds(
+    constructor: Callable[..., nn.Module], arguments: Mapping[str, str], message: str
+) -> str:
+    """Return a flag of a constructor with another value than its default, with which it builds.
+
+    message: of the error, which names the flag. Returns "" where there is none.
+    """
+    words = {*re.findall(r"\w+", message)}
+    for name, parameter in parameters_of(constructor).items():
+        if name not in words or not isinstance(parameter.default, bool):
+            continue
+        other = partial(constructor, **{name: not parameter.default})
+        with suppress(Exception), as_found():
+            construct(other, arguments, CONFIG, room=Room(SHORT))
+            return f"{name}={not parameter.default}"
+    return ""
 
 
 def _cannot_be_built(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.names import NEUTRAL_MEANING, words_of
-from mha.implementations.adapters.tables import OF_TABLES, ROTATION_LAYOUTS
+from mha.implementations.adapters.tables import JOINED_LAYOUTS, OF_TABLES, ROTATION_LAYOUTS
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.functions import (
     NORMALISING,
@@ -93,6 +93,8 @@ def with_given_rotation(candidate: Candidate, module: nn.Module) -> Candidate:
     layouts: Sequence[str | None] = [candidate.declared.rotation_layout]
     if not meanings.isdisjoint(OF_TABLES):
         layouts = ROTATION_LAYOUTS
+    elif "table" in meanings:
+        layouts = JOINED_LAYOUTS
     # Tables are made here, by any base; only where positions are given, the class has its own.
     are_given = meanings != {"places"}
     bases = BASES[:1] if are_given else tuple(bases_of(module))

@@ -154,11 +154,20 @@ def _used_options(candidate: Candidate) -> set[str | None]:
         used |= {*candidate.declared.beside}
     if candidate.hides_queries:
         used.add(signature.mask)
-    form = CacheForm.of(candidate.declared.built_class, candidate.declared.cache)
-    if form is not None:
-        used |= {form.name, form.positions}
     if candidate.cross_attention:
         used.add(signature.memory)
+    return used | _used_for_positions(candidate)
+
+
+def _used_for_positions(candidate: Candidate) -> set[str]:
+    """Return the names of what calls are given for a rotation, and for decoding."""
+    used, declared = set[str](), candidate.declared
+    rotary = candidate.claimed("rotary")
+    if rotary is not None and rotary.tables == "given":
+        used.update(candidate.signature.tables)
+    form = CacheForm.of(declared.built_class, declared.cache)
+    if form is not None:
+        used |= {form.name, form.positions}
     return used
 
 

@@ -166,3 +166,16 @@ class RotatesAPart(nn.Module):
 def test_config_that_nothing_describes_rotates_the_whole_head() -> None:
     arguments = constructor_arguments("RotatesAPart", RotatesAPart)
     assert construct(RotatesAPart, arguments, Config(12, 2)).rotary_dim == 6
+
+
+class NormedByDefault(Sdpa):
+    """Wants a norm unless a flag is False."""
+
+    def __init__(self, dim: int, heads: int, scale_norm: bool = True, norm: Any = None) -> None:
+        assert not scale_norm or norm is not None, "norm must be given if scale_norm is True"
+        super().__init__(dim, heads, dim // heads)
+
+
+def test_flag_without_which_a_class_can_be_built_is_named() -> None:
+    advice = "or judge functools.partial(NormedByDefault, scale_norm=False)"
+    assert refusal_of(NormedByDefault).endswith(advice)

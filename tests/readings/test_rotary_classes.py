@@ -354,3 +354,39 @@ class OfADictionary(OfAConfigOfWidths):
 
 def test_dictionary_is_not_a_config_of_another_class() -> None:
     expect_read(OfADictionary, "built as     OfADictionary(config=config)", "CFG-1")
+
+
+class OfJoinedTables(Heads):
+    """Turns pairs of columns by sines and cosines in one table, if it gets one; as in timm."""
+
+    def forward(self, x: Tensor, rope: Tensor | None = None) -> Tensor:
+        q, k = self.w_q(x), self.w_k(x)
+        if rope is not None:
+            q, k = self.with_table(q, rope), self.with_table(k, rope)
+        output: Tensor = self.w_o(self.attend(q, k, self.w_v(x)))
+        return output
+
+    def with_table(self, x: Tensor, rope: Tensor) -> Tensor:
+        sin, cos = rope.unsqueeze(1).chunk(2, -1)
+        heads = x.unflatten(-1, (self.n_heads, -1))
+        across = torch.stack([-heads[..., 1::2], heads[..., ::2]], -1).flatten(-2)
+        return (heads * cos + across * sin).flatten(2)
+
+
+class AfterAClassToken(OfJoinedTables):
+    """Does not turn its first position, and has no row for it."""
+
+    def with_table(self, x: Tensor, rope: Tensor) -> Tensor:
+        return torch.cat([x[:, :1], super().with_table(x[:, 1:], rope)], 1)
+
+
+@pytest.mark.parametrize(
+    ("cls", "layout"), [(OfJoinedTables, "l (sin cos)"), (AfterAClassToken, "l-1 (sin cos)")]
+)
+def test_table_of_sines_and_cosines_is_found_and_given(cls: type[nn.Module], layout: str) -> None:
+    result = infer(cls)
+    rotary = result.implementation.claims.rotary
+    assert rotary is not None
+    assert (rotary.pairs, rotary.tables) == ("interleaved", "given")
+    assert f'rotation_layout="{layout}"' in result.declaration
+    assert result.not_covered == ()
