@@ -14,7 +14,9 @@ from mha.implementations.adapters.neutral import function_named
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest_projections import with_formula
+from mha.implementations.inference.probes import CONFIG
 from mha.implementations.inference.projections import Unclear, not_loaded
+from mha.implementations.inference.questions import has_relative_positions
 from mha.implementations.inference.search import with_claims
 
 # In the names of functions that normalise.
@@ -38,16 +40,34 @@ def declared_around(
         neutral = {**dict.fromkeys(names, nn.Identity), **gate}
         for each in candidates:
             tried = with_formula(each.declaring(neutral=neutral, residual=residual))
-            if tried and tried.formula.scale == "1/sqrt(d_k)":
+            if tried and _may_be_declared(tried):
                 with suppress(Unclear, ImplementationError):
-                    return with_claims(tried).declared.line(each.label)
+                    return _line(with_claims(tried))
     return ""
+
+
+def _may_be_declared(tried: Candidate) -> bool:
+    """Return whether scores are scaled as usual, or not at all in a class after T5."""
+    scale = tried.formula.scale
+    return scale == "1/sqrt(d_k)" or (scale == "none" and has_relative_positions(tried))
+
+
+def _line(found: Candidate) -> str:
+    """Return the code of a declaration; scores that are not scaled, it claims to be meant so."""
+    if found.formula.scale != "none":
+        return found.declared.line(found.label)
+    line = found.claiming(scale=1.0).declared.line(found.label)
+    return (
+        f"{line} (it does not scale its scores; if that is not meant, as it is in T5, leave out"
+        " scale=1.0: it fails until they are multiplied by d_k ** -0.5)"
+    )
 
 
 def _gates(candidates: Sequence[Candidate], module: nn.Module) -> list[dict[str, float]]:
     """Return the numbers that may stand for gates and scales: none first.
 
-    A gate is open where the input of its sigmoid is infinity, and a scale is none where it is 1.
+    A gate is open where the input of its sigmoid is infinity, and a scale is none where it is 1. A
+    bias of the scores by distance is none where its table, or its slopes, are 0.
     """
     layers = dict[str, float]()
     for name, parameter in _unloaded(candidates, module).items():
@@ -55,7 +75,18 @@ def _gates(candidates: Sequence[Candidate], module: nn.Module) -> list[dict[str,
         if parameter.ndim > 1 and last == "weight" and owner:
             layers[owner] = math.inf
     scales = dict.fromkeys(scales_of(candidates, module), 1.0)
-    return [{}, *filter(None, (layers, scales))]
+    offsets = dict.fromkeys(_of_each_head(candidates, module), 0.0)
+    return [{}, *filter(None, (layers, scales, offsets))]
+
+
+def _of_each_head(candidates: Sequence[Candidate], module: nn.Module) -> list[str]:
+    """Return the tables and slopes with a number for each head: not loaded, or buffers."""
+    tensors = _unloaded(candidates, module) | dict(module.named_buffers())
+    found = []
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and CONFIG.n_heads in tensor.shape:
+            found.append(name)
+    return found
 
 
 def scales_of(candidates: Sequence[Candidate], module: nn.Module) -> list[str]:

@@ -34,6 +34,7 @@ from mha.implementations.inference.describe import rows_of_module
 from mha.implementations.inference.nearest_projections import EachCallRaises
 from mha.implementations.inference.probes import FEW_DTYPES
 from mha.implementations.inference.projections import Asked, Unclear, Undeclarable
+from mha.implementations.inference.questions import require_scale_of_class
 from mha.implementations.inference.refusals import refusal
 from mha.implementations.inference.rows import WIDTH, Row, table
 from mha.implementations.inference.search import with_claims
@@ -86,6 +87,7 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     if getattr(made, "__init__", None) is nn.Module.__init__:  # whose parameters would mislead
         require_forward(label, made)
     module, candidate = _built_and_read(label, constructor)
+    require_scale_of_class(candidate)
     declared = candidate.declared
     return Inference(
         implementation=declared.implementation(),
