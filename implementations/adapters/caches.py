@@ -92,6 +92,11 @@ class CacheForm:
     maker: str = ""
     positions: str = ""
 
+    @property
+    def parameters(self) -> set[str]:
+        """The parameters of a call that are about it."""
+        return {self.name, self.positions}
+
     @classmethod
     def of(cls, module_class: type, name: str | None) -> CacheForm | None:
         """Return the form of a cache of this name; None without a name.

@@ -27,6 +27,7 @@ from mha.implementations.adapters.constructor_names import without_partial
 from mha.implementations.adapters.converted import converted
 from mha.implementations.adapters.given_configs import with_options
 from mha.implementations.adapters.gradients import gradient_of, weight_gradients
+from mha.implementations.adapters.kept_caches import cache_of
 from mha.implementations.adapters.loading import (
     KEYS,
     ParameterPath,
@@ -159,7 +160,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     made = ModuleImplementation(
         label, claims, constructor, parameters, arguments, call, inputs.layout, attribute
     )
-    form = CacheForm.of(target, options.get("cache"))
+    form = cache_of(target, options.get("cache"))
     return replace(made, left_out=LeftOut.of(options), cache=form)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha.implementations.adapters.caches import CacheForm
+from mha.implementations.adapters.caches import POSITION_NAMES, CacheForm
+from mha.implementations.adapters.kept_caches import kept_caches, possible_caches
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import is_close
 from mha.implementations.process.pristine import as_found
@@ -28,11 +29,56 @@ def find_decoding(candidate: Candidate) -> Candidate:
     cls = candidate.declared.built_class
     if not candidate.explained or candidate.claimed("causal") is None or hasattr(cls, "decode"):
         return candidate
-    for form in CacheForm.possible(cls):
+    for form in possible_caches(cls):
         tried = candidate.declaring(cache=form.name)
         if _decodes(tried, ONE_BY_ONE):
             return _with_claims(tried, form)
+    return _decoding_otherwise(candidate)
+
+
+def _decoding_otherwise(candidate: Candidate) -> Candidate:
+    """Claim that a class decodes whose own cache gives something else: it is judged, and fails.
+
+    Callers of one that is given positions may mean others than trial runs do.
+    """
+    declared = candidate.declared
+    positions = {*POSITION_NAMES}.intersection(declared.forward_parameters)
+    if positions or candidate.signature.tables:
+        return candidate
+    for form in kept_caches(declared.built_class):
+        tried = candidate.declaring(cache=form.name)
+        if _keeps(tried):
+            finding = f"{form.name}: decodes position by position"
+            wrong = "assumed: it gives something else than one causal pass"
+            return tried.claiming(decodes=True).noting("cache", finding, wrong)
     return candidate
+
+
+def _keeps(candidate: Candidate) -> bool:
+    """Return whether decoding gives the first position, and others depend on that two calls later.
+
+    So a cache is given and kept as the class means it, even if what it gives is wrong.
+    """
+    inputs = _sequence(candidate, ONE_BY_ONE[-1])
+    others = torch.cat([inputs[:, :1].flip(-1), inputs[:, 1:]], 1)
+    formula = replace(candidate.formula, causal="top_left")
+    expected = formula((inputs,) * 3, candidate.weights, None)
+    with torch.no_grad(), as_found():
+        try:
+            attention = _built(candidate)
+            decoded, changed = (_decoded(attention, x, ONE_BY_ONE) for x in (inputs, others))
+        except Exception:  # the class may raise anything
+            return False
+    is_given = is_close(decoded[:, :1], expected[:, :1])
+    return is_given and not is_close(decoded[:, 2:], changed[:, 2:])
+
+
+def _built(candidate: Candidate) -> Any:
+    """Return the attention of a candidate, in evaluation mode."""
+    attention: Any = candidate.implementation().build(
+        candidate.config, candidate.weights, dtype=torch.float64, device=candidate.device
+    )
+    return attention.eval()
 
 
 def _with_claims(candidate: Candidate, form: CacheForm) -> Candidate:
@@ -67,10 +113,7 @@ def _decodes(candidate: Candidate, ends: Sequence[int], edit: str = "") -> bool:
         change = _cropped(inputs[:, middle:].flip(1), middle)
     with torch.no_grad(), as_found():
         try:
-            attention: Any = candidate.implementation().build(
-                candidate.config, candidate.weights, dtype=torch.float64, device=candidate.device
-            )
-            decoded = _decoded(attention.eval(), inputs, ends, middle, change)
+            decoded = _decoded(_built(candidate), inputs, ends, middle, change)
         except Exception:  # the class may raise anything
             return False
     formula = replace(candidate.formula, causal="top_left")
@@ -90,8 +133,8 @@ def _decoded(
     attention: Any,
     inputs: Tensor,
     ends: Sequence[int],
-    middle: int,
-    change: Callable[[Any, Any], Any] | None,
+    middle: int = 0,
+    change: Callable[[Any, Any], Any] | None = None,
 ) -> Tensor:
     """Return the outputs of all positions; after those before the middle, the cache is changed."""
     cache, outputs = None, []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from mha.implementations.adapters.built_options import built_names
-from mha.implementations.adapters.caches import CacheForm
+from mha.implementations.adapters.kept_caches import cache_of
 from mha.implementations.adapters.names import (
     MEMORY_NAMES,
     NEUTRAL_MEANING,
@@ -165,9 +165,9 @@ def _used_for_positions(candidate: Candidate) -> set[str]:
     rotary = candidate.claimed("rotary")
     if rotary is not None and rotary.tables == "given":
         used.update(candidate.signature.tables)
-    form = CacheForm.of(declared.built_class, declared.cache)
+    form = cache_of(declared.built_class, declared.cache)
     if form is not None:
-        used |= {form.name, form.positions}
+        used |= form.parameters
     return used
 
 
