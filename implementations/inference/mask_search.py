@@ -242,7 +242,26 @@ def given_a_mask(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
     for shape, numbers in product(_shapes(candidates[0]), (False, True)):
         for convention in CONVENTIONS[:2] if numbers else CONVENTIONS:
             mask = {"mask": convention, "mask_shape": shape, "mask_numbers": numbers}
-            yield [each.declaring(**mask, mask_required=True) for each in candidates]
+            given = [each.declaring(**mask, mask_required=True) for each in candidates]
+            if _changes_what_is_raised(candidates, given):
+                yield given
+
+
+def _changes_what_is_raised(plain: Sequence[Candidate], given: Sequence[Candidate]) -> bool:
+    """Return whether a call with a mask raises something else than one without, or nothing.
+
+    One of each layout is called: what code raises is the same for other projections.
+    """
+    called = set[str]()
+    for without, masked in zip(plain, given, strict=True):
+        layout = masked.declared.layout
+        if layout in called:
+            continue
+        called.add(layout)
+        returned = masked.call_plainly(masked.probes[0].inputs) is not None
+        if returned or masked.calls.raised != without.calls.raised:
+            return True
+    return False
 
 
 def _formats(candidate: Candidate) -> list[Candidate]:

@@ -61,6 +61,15 @@ def all_with_formula(candidates: Iterable[Candidate]) -> list[Candidate]:
     return list(filter(None, map(with_formula, candidates)))
 
 
+def code_of_each_raises(candidates: Iterable[Candidate]) -> bool:
+    """Return whether the author's code raised for each candidate.
+
+    It would with its weights in another order too, which have the same shapes.
+    """
+    raised = [each.calls.raised for each in candidates]
+    return all(error is not None and error.place for error in raised)
+
+
 def formula_of(
     candidate: Candidate, outputs: Iterable[Tensor], bias: Bias | None = None
 ) -> Formula | None:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain
 from typing import Any, Literal
 
 from torch import nn
@@ -22,6 +22,7 @@ from mha.implementations.inference.dropout import require_repeatable
 from mha.implementations.inference.mask_search import given_a_mask, with_required_mask
 from mha.implementations.inference.nearest_projections import (
     all_with_formula,
+    code_of_each_raises,
     explained_cases,
     nearest,
     shows_inputs,
@@ -40,6 +41,8 @@ from mha.implementations.inference.scope import require_plain, without_window
 from mha.spec.option_names import SINK_NAMES
 
 Maps = Callable[[ParameterMap], Iterator[ParameterMap]]
+# The maps that names and shapes allow come before those in other orders.
+CHANGES: tuple[Maps | None, ...] = (None, reordered, interleaved)
 
 
 def understand(empty: Candidate, module: nn.Module) -> Candidate:
@@ -51,8 +54,7 @@ def understand(empty: Candidate, module: nn.Module) -> Candidate:
     """
     _require_inputs(empty)
     choices = _choices(empty, module)
-    # The maps that names and shapes allow come before those in other orders.
-    for change in (None, reordered, interleaved):
+    for change in CHANGES:
         tried: list[Candidate] = []
         for usual in choices:
             candidates = _with_other_maps(usual, change) if change else usual
@@ -62,6 +64,8 @@ def understand(empty: Candidate, module: nn.Module) -> Candidate:
                 found = _more_general(tried) or without_window(matching[0])
                 return with_given_rotation(found, module)
             tried += candidates
+        if code_of_each_raises(tried):
+            break
     changed = _with_more(choices, module) or _without_options(choices)
     if changed:
         return changed
@@ -106,11 +110,16 @@ def _matching_more(
     yield from map(with_required_mask, choices)
     for candidates in choices:
         yield all_with_formula(_with_sinks(candidates, module))
-    for change, candidates in product((None, reordered, interleaved), choices):
-        others = _with_other_maps(candidates, change) if change else candidates
-        others = _with_sinks(others, module) or others
-        for tried in chain([others], given_a_mask(others)):
-            yield with_changed_heads(tried, module)
+    for change in CHANGES:
+        all_tried = list[Candidate]()
+        for candidates in choices:
+            others = _with_other_maps(candidates, change) if change else candidates
+            others = _with_sinks(others, module) or others
+            for tried in chain([others], given_a_mask(others)):
+                yield with_changed_heads(tried, module)
+                all_tried += tried
+        if code_of_each_raises(all_tried):
+            break
 
 
 def _choices(empty: Candidate, module: nn.Module) -> list[list[Candidate]]:

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from mha.implementations.discovery.raised import Raised
 from mha.implementations.inference.alibi import ALIBI
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import find_empty_row
-from mha.implementations.inference.mask_search import find_masks
+from mha.implementations.inference.mask_search import find_masks, given_a_mask
 from mha.implementations.inference.nearest_masks import nearest_format
+from mha.implementations.inference.nearest_projections import code_of_each_raises
 from mha.implementations.inference.sizes import find_widths
 from mha.implementations.inference.softcaps import SOFTCAP
 from mha.implementations.inference.windows import WINDOW
@@ -203,3 +205,34 @@ def test_widths_are_those_that_do_not_raise(takes: Callable[[int], bool], sizes:
     found = find_widths(stub(with_mask, answer))
     assert found.sizes == sizes
     assert ("head_dim" in found.rows) == (sizes != Sizes())
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("needs_mask", [True, False])
+def test_a_mask_is_tried_in_each_call_only_where_it_changes_what_is_raised(
+    needs_mask: bool,
+) -> None:
+    def answer(candidate: Candidate, inputs: Any, options: dict[str, Any]) -> Tensor | None:
+        if needs_mask and candidate.declared.mask_required:
+            return of_formula(candidate, inputs, Options(), Scores())
+        return None
+
+    plain = stub(masked, answer)
+    plain.call(plain.probes[0].inputs)
+    assert bool([*given_a_mask([plain])]) == needs_mask
+
+
+@pytest.mark.parametrize(("place", "expected"), [("mine.py, line 7", True), ("", False)])
+def test_what_code_of_an_author_raises_is_raised_with_other_projections_too(
+    place: str, expected: bool
+) -> None:
+    """What has no place comes from weights that cannot be loaded, which others may not be."""
+    candidates = [stub(masked, lambda *_: None) for _ in range(2)]
+    for each in candidates:
+        each.calls.raised = Raised("RuntimeError", "RuntimeError: no", place, "")
+    assert code_of_each_raises(candidates) == expected
+    candidates[1].calls.raised = None
+    assert not code_of_each_raises(candidates)
