@@ -1,5 +1,6 @@
 # onnxruntime 1.32, GroupQueryAttention on the CPU: where all keys have a bias of -infinity, a single query gets NaN, and each of
-# several gets zeros. A NaN in the last key that a query sees makes its output zeros, where the next queries get NaN.
+# several gets zeros; of the lowest number of float32, a single query gets the mean. A NaN in the last key that a query sees makes
+# its output zeros, where the next queries get NaN.
 import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper
