@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mha.implementations import from_kernel
-from mha.spec import Claims, Lse, Rounding, Scores, causal_mask, join_causal
+from mha.spec import Claims, Lse, Rounding, Scores, Sizes, causal_mask, join_causal
 from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
@@ -68,13 +68,19 @@ math = from_kernel(
     claims=Claims(masks={"bool", "float"}, value_width=True, scores=Scores(scale="any"), **CLAIMS),
 )
 # Float masks are not claimed: those that require a gradient are rejected. Nor are values of another
-# width, which are rejected; so are heads whose numbers do not lie side by side. Scales of 0 or less
-# give NaN beside the causal flag (docs/pytorch.md).
+# width, which are rejected; so are heads whose numbers do not lie side by side, by the stride of
+# their last axis, of one number too, which `contiguous` leaves as it is. Scales of 0 or less give
+# NaN beside the causal flag (docs/pytorch.md).
 flash = from_kernel(
     attend_flash,
     name="sdpa_flash",
     contiguous=True,
-    claims=Claims(masks={"bool"}, scores=Scores(scale="positive"), **CLAIMS),
+    claims=Claims(
+        masks={"bool"},
+        scores=Scores(scale="positive"),
+        sizes=Sizes(head_dim_multiple=2),
+        **CLAIMS,
+    ),
 )
 
 
