@@ -48,10 +48,18 @@ seeds: $(READY)
 ADAPTERS := $(addprefix mha.implementations.ecosystem., sdpa_backends:math sdpa_backends:flash bert:eager \
 	bert:sdpa gpt2:eager gpt2:sdpa llama:eager llama:sdpa vit:eager vit:sdpa timm_attention:fused timm_attention:unfused \
 	xtransformers:implementation xtransformers:flash keras_mha:implementation)
+# Those of kernels; some run for minutes of one core, in interpreters and reference evaluators.
+ADAPTERS += $(addprefix mha.implementations.ecosystem., sdpa_backends:operator flex_kernel:implementation \
+	$(addprefix transformers_functions:, gpt_oss_eager gemma2_eager sdpa_function flex_function mistral mistral_by_sdpa) \
+	jax_attention:implementation jax_splash:implementation mlx_attention:implementation \
+	$(addprefix onnx_attention:, reference23 reference25 ort23 ort25 gqa) \
+	$(addprefix sglang_kernels:, extend_attention extend_on_cache context_attention decode_attention merge_state))
+# Of SGLang, whose dependencies need a GPU, only files are loaded. OPTIONS='-k mlx' for some.
 ecosystem:
 	$(PYTHON) -m venv .venv-ecosystem
-	.venv-ecosystem/bin/pip install -q -c constraints.txt -e '.[ecosystem,parallel]'
-	.venv-ecosystem/bin/pytest conformance -q -n auto --mha-profile quick --mha-dtype float32 \
+	.venv-ecosystem/bin/pip install -q -c constraints.txt -e '.[ecosystem,kernels,parallel]'
+	.venv-ecosystem/bin/pip install -q --no-deps sglang==0.5.23
+	TRITON_INTERPRET=1 .venv-ecosystem/bin/pytest conformance -q -n auto --mha-profile quick --mha-dtype float32 \
 		--mha-waivers implementations/ecosystem/waivers.toml $(OPTIONS) --mha-impl $(ADAPTERS)
 
 # A few implementations with other versions of Python, torch and the dependencies, each in an environment of its own of
