@@ -31,11 +31,17 @@ def cause_of(call: Call, results: Mapping[str, Tensor], places: Sequence[tuple[i
     if not some:
         return ""
     of_context = [(rows, _taken(results["context"], rows)) for rows in some]
-    found = _best(of_context, _wrong_contexts(of_context))
+    found = _best(of_context, _wrong_contexts(of_context, _output_or_rows(results["context"])))
     if found or "lse" not in results:
         return found
     of_lse = [(rows, _taken(results["lse"], rows).unsqueeze(-1)) for rows in some]
     return _best(of_lse, defects_of_lse(), Rows.lse)
+
+
+def _output_or_rows(context: Tensor) -> str:
+    """Return what is zeros or the mean of the values where wrong rows are, in words."""
+    all_alike = torch.equal(context, context[:, :, :1].expand_as(context))
+    return "the output is" if all_alike else "some rows of the output are"
 
 
 def _some_rows(call: Call, places: Sequence[tuple[int, ...]]) -> list[Rows]:
@@ -82,10 +88,15 @@ def _distance(got: Tensor, other: Tensor) -> float:
     return float(difference.square().nan_to_num(nan=math.inf).sum())
 
 
-def _wrong_contexts(given: Sequence[tuple[Rows, Tensor]]) -> Iterator[tuple[str, Results]]:
-    """Yield defects in words, and their contexts."""
-    yield "the output is zeros", lambda rows: torch.zeros_like(rows.context())
-    yield "the output is the mean of the values", _mean
+def _wrong_contexts(
+    given: Sequence[tuple[Rows, Tensor]], these_are: str
+) -> Iterator[tuple[str, Results]]:
+    """Yield defects in words, and their contexts.
+
+    these_are: how to say what all the output is, or some rows of it.
+    """
+    yield f"{these_are} zeros", lambda rows: torch.zeros_like(rows.context())
+    yield f"{these_are} the mean of the values", _mean
     for text, change in defects(given[0][0].call):
         yield text, _context_with(change)
     factor = _factor(given)

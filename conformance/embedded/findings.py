@@ -46,6 +46,14 @@ class Findings:
 
     found: dict[tuple[str, str], Judged] = field(default_factory=dict)
 
+    @property
+    def has_unasked_claims(self) -> bool:
+        """Whether the kernel cannot be given any case of a clause that its claims name."""
+        for judged in self.found.values():
+            if judged.not_expressed and judged.status == "not_claimed":
+                return True
+        return False
+
     def of(self, clause: str, case: KernelCase) -> Judged:
         """Return what is known of a clause in the dtype of a case."""
         return self.found.setdefault((clause, case.dtype), Judged())

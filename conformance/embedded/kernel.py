@@ -50,7 +50,8 @@ def judge_kernel(  # noqa: PLR0913  the options, each by name
     claims: what it supports; it is judged on nothing else. `causal` says the alignment, `scores`
         the options, `lse` that it returns one, `dtypes`, `sizes` and `rounding` what they say.
     seed: of all numbers: the same seed makes the same cases everywhere.
-    seconds: no case is started later. The report is then incomplete if a clause was not reached.
+    seconds: no case is started later. The report is incomplete if a clause was not reached, or if
+        a claim is about what the kernel has no parameter for.
     layout: of the tensors, as for `from_kernel`.
     call: a function (kernel, query, key, value, options) that calls it, where its parameters have
         other names.
@@ -79,6 +80,7 @@ def judge_kernel(  # noqa: PLR0913  the options, each by name
     label = name or str(getattr(kernel, "__name__", "kernel"))
     claimed = {(case.clause, case.dtype) for case in cases}
     is_incomplete = not claimed <= trial.findings.found.keys()
+    is_incomplete = is_incomplete or trial.findings.has_unasked_claims
     verdicts = tuple(trial.findings.verdicts(label, place.type))
     report = Report(verdicts=verdicts, profile="embedded", seed=seed, versions=_versions())
     return replace(

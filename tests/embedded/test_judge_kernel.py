@@ -54,6 +54,17 @@ def test_impostors_fail_in_bfloat16(name: str) -> None:
     assert time.process_time() - start < 5
 
 
+def test_claim_of_what_the_kernel_takes_no_parameter_for_is_not_judged() -> None:
+    claims = replace(SINGLE, scores=replace(SINGLE.scores, softcap="before_bias"))
+    cases = [replace(CASE, softcap=1.0, clause="CAP-1"), CASE]
+    report = judge_kernel(attend, claims, cases=cases, seconds=60)
+    assert report.incomplete
+    assert not report.conforms
+    (capped,) = [verdict for verdict in report.verdicts if verdict.clause == "CAP-1"]
+    assert capped.status == "not_claimed"
+    assert capped.message == "the kernel has no parameter for softcap"
+
+
 def writes_into_query(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Scale the query in place."""
     query.mul_(query.shape[-1] ** -0.5)

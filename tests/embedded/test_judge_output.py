@@ -163,6 +163,9 @@ def changed(name: str, inputs: Inputs) -> Tensor:  # noqa: PLR0911  one for each
         return sdpa(q, k, v, enable_gqa=True, is_causal=True)
     if name == "mapping":
         return sdpa(q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1))
+    if name == "some zeros":
+        rows = torch.arange(q.shape[2]).view(-1, 1)
+        return right.masked_fill(rows < 3, 0.0)
     return {"zeros": 0 * right, "half": right / 2}[name]
 
 
@@ -171,6 +174,7 @@ def changed(name: str, inputs: Inputs) -> Tensor:  # noqa: PLR0911  one for each
     ("name", "words"),
     [
         ("zeros", "the output is zeros"),
+        ("some zeros", "some rows of the output are zeros"),
         ("mean", "the output is the mean of the values"),
         ("every second key", "only every second key was read"),
         ("last 16 keys", "the last 16 keys were left out"),
