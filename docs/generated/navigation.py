@@ -46,6 +46,7 @@ NAVIGATION: Mapping[str, Mapping[str, str]] = {
     },
     "Findings": {
         "Bug reports on kernels": "kernel-reports.md",
+        "Signatures of kernels": "kernel-signatures.md",
         "PyTorch": "pytorch.md",
         "transformers, timm, keras": "ecosystem.md",
         "Tutorials": "tutorials.md",

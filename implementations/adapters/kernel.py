@@ -286,7 +286,8 @@ class KernelAttention(nn.Module):
 
 def _counts_places(options: Options) -> bool:
     """Return whether a call has an option of places."""
-    return not (options.window is options.chunk is options.alibi is None)
+    by_place = (options.window, options.chunk, options.alibi)
+    return any(given is not None for given in by_place)
 
 
 def _laid_out_otherwise(heads: Tensor) -> Tensor:

@@ -87,8 +87,15 @@ class KernelAxes:
                 f" {', '.join(map(repr, (*MERGED_LAYOUTS, *AS_MANY, TOKENS)))}, but is {layout!r}"
             )
         is_single = layout in AS_MANY
-        axes = cls(heads, context, packed, stacked, one_by_one=is_single, of_tokens=of_tokens)
-        return replace(axes, one_query=layout == ONE_QUERY)
+        return cls(
+            heads,
+            context,
+            packed,
+            stacked,
+            one_by_one=is_single,
+            of_tokens=of_tokens,
+            one_query=layout == ONE_QUERY,
+        )
 
     @property
     def takes_all_heads(self) -> bool:

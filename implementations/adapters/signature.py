@@ -104,10 +104,9 @@ class Signature:
 
         parameters: of the function, where lengths are claimed.
         """
-        if self.mask in LENGTH_NAMES:
-            name, mask = self.mask, None
-        else:
-            name, mask = first_known(LENGTH_NAMES, parameters), self.mask
+        name, mask = first_known(LENGTH_NAMES, parameters), self.mask
+        if mask in LENGTH_NAMES:
+            name, mask = mask, None
         if name is None or "key_lengths" in self.scores:
             return self
         others = self.others

@@ -105,8 +105,9 @@ class WindowOption(ScoreOption):
 def _moved(side: int, keys: int, bounds: Bounds) -> Bounds:
     """Return bounds of which one is so many keys further from the query."""
     moved = [*bounds]
-    if moved[side] is not None:
-        moved[side] += keys
+    bound = moved[side]
+    if bound is not None:
+        moved[side] = bound + keys
     return moved[0], moved[1]
 
 
