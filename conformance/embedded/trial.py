@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +104,12 @@ class Trial:
         for clause, message in watch.problems():
             self.findings.fail(clause, case, message)
         return self._copied(case, self._results(returned), inputs)
+
+    def repeat(self, built: BuiltCase, inputs: Sequence[Tensor], times: int) -> None:
+        """Call the kernel often, and look at nothing: a later call shows what that has changed."""
+        with suppress(Exception):  # which the later call raises too
+            for _ in range(times):
+                self._returned(inputs, built, built.options)
 
     def _returned(self, inputs: Sequence[Tensor], built: BuiltCase, options: Options) -> object:
         """Return what the kernel returns."""

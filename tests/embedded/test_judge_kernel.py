@@ -137,6 +137,25 @@ def by_shape(*inputs: Tensor) -> tuple[Any, ...]:
     return tuple(x.shape for x in inputs)
 
 
+def by_first_numbers(*inputs: Tensor) -> tuple[Any, ...]:
+    """By the places in memory, and the first and last numbers there."""
+    ends = [(float(x.flatten()[0]), float(x.flatten()[-1])) for x in inputs]
+    return (*by_pointer(*inputs), *ends)
+
+
+def late(calls: int) -> Callable[..., Tensor]:
+    """A kernel that gives its last result again after so many calls."""
+    results: list[Tensor] = []
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if len(results) >= calls and results[-1].shape == query.shape:
+            return results[-1].clone()
+        results.append(attend(query, key, value))
+        return results[-1].clone()
+
+    return kernel
+
+
 def in_one_buffer() -> Callable[..., Tensor]:
     """A kernel that returns one buffer again and again."""
     buffers: dict[Any, Tensor] = {}
@@ -185,6 +204,8 @@ HOSTILE: dict[str, tuple[Callable[..., Any], str]] = {
     "cached by version": (cached(by_version), "STA-3"),
     "cached by shape": (cached(by_shape), "STA-3"),
     "cached after a dozen calls": (cached(by_object, calls=12), "STA-3"),
+    "cached by first numbers": (cached(by_first_numbers), "STA-3"),
+    "cached after fifty calls": (late(60), "STA-3"),
     "a thread": (with_thread(), "STA-5"),
     "a patched function": (patching, "STA-5"),
     "patched code": (patching_code, "STA-5"),
