@@ -16,7 +16,7 @@ from mha.spec import Rotary
 OF_TABLES = ("cosines", "sines", "rotation")
 MEANINGS = (*OF_TABLES, "table", "complex", "places")
 # The shapes of tables: b (batch), l (length), and r, the columns that are rotated, or p, the pairs
-# of them.
+# of them. The last one has them all twice, also where a pair is two columns side by side.
 ROTATION_LAYOUTS = (
     "b l r",
     "l p",
@@ -26,6 +26,7 @@ ROTATION_LAYOUTS = (
     "1 1 l p",
     "1 1 l r",
     "b l p",
+    "b l (2 p)",
 )
 # Those of one tensor for both: complex numbers, or a cosine and a sine in the place of each.
 OF_REAL_PAIRS = "l p 2"
@@ -135,7 +136,9 @@ def _angles(rotary: Rotary, positions: Tensor, head_dim: int) -> Tensor:
 
 def _shaped(x: Tensor, rotary: Rotary, layout: str, batch: int) -> Tensor:
     """Return numbers of each position and pair, (L, r / 2), in a layout."""
-    if layout.endswith("r"):
+    if layout.endswith("(2 p)"):
+        x, layout = torch.cat([x, x], -1), layout.replace("(2 p)", "r")
+    elif layout.endswith("r"):
         x = torch.cat([x, x], -1) if rotary.pairs == "half" else x.repeat_interleave(2, -1)
     *axes, _ = layout.split()
     for place, axis in enumerate(axes):

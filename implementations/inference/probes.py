@@ -77,7 +77,8 @@ class Formula:
     n_heads: of the query.
     softmax: the dtype that scores are cast to.
     multiply, project: the product of two tensors, in the heads and in projections.
-    options: what the call says of the scores beside a mask: a window, a cap, sinks or slopes.
+    options: what the call says of the scores beside a mask: a scale, a window, a cap, sinks or
+        slopes.
     claimed: what these mean.
     rotary, norm: what becomes of queries and keys, if anything does.
     A row without an allowed key is NaN, or zeros with sinks.
@@ -130,7 +131,10 @@ class Formula:
         q = heads_of(query, weights, "q", self.n_heads, self.project)
         k = heads_of(key, weights, "k", self.n_heads, self.project)
         q, k = self._on_the_way(q, weights.q_norm), self._on_the_way(k, weights.k_norm)
-        scores: Tensor = self.multiply(q, k.mT) * SCALES[self.scale](q.shape[-1], CONFIG.d_model)
+        scale = self.options.scale
+        if scale is None:
+            scale = SCALES[self.scale](q.shape[-1], CONFIG.d_model)
+        scores: Tensor = self.multiply(q, k.mT) * scale
         return scores
 
     def _on_the_way(self, heads: Tensor, weight: Tensor | None) -> Tensor:

@@ -267,7 +267,7 @@ def _is_ignored(tried: Candidate) -> bool:
 
 
 def _multiplies(tried: Candidate, factor: float) -> bool:
-    """Return whether calls with the usual scale times a factor give what such queries give.
+    """Return whether calls with the usual scale times a factor give what the formula then does.
 
     So must causal calls.
     """
@@ -275,11 +275,10 @@ def _multiplies(tried: Candidate, factor: float) -> bool:
     if has_causal_calls(tried) and not tried.plainly_causal:
         formulas[True] = replace(tried.formula, causal=tried.claimed("causal"))
     usual = SCALES[tried.formula.scale](tried.config.head_dim, tried.config.d_model)
-    inputs, weights = tried.probes[0].inputs, tried.weights
-    of_query = {name: factor * x for name, x in weights.named() if name in ("w_q", "b_q")}
+    inputs = tried.probes[0].inputs
     for is_causal, formula in formulas.items():
         result = tried.call(inputs, is_causal=is_causal, scale=factor * usual)
-        expected = formula(inputs, replace(weights, **of_query), None)
-        if result is None or not is_close(result.output, expected):
+        expected = replace(formula, options=Options(scale=factor * usual))
+        if result is None or not is_close(result.output, expected(inputs, tried.weights, None)):
             return False
     return True

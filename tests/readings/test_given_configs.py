@@ -46,15 +46,31 @@ class OfSettings(Plain):
         self.config, self.window = config, config.sliding_window
         self.scale = config.query_pre_attn_scalar**-0.5
 
+    def normed(self, q: Tensor) -> Tensor:
+        return q
+
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
-        scores = q @ k.mT * self.scale
+        scores = self.normed(q) @ self.normed(k).mT * self.scale
         if self.config.softcap is not None:
             scores = self.config.softcap * (scores / self.config.softcap).tanh()
         if self.config.backend == "causal":
             scores = scores + torch.full(scores.shape[-2:], -torch.inf).triu(1)
         output: Tensor = self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
         return output
+
+
+class OfNormed(OfSettings):
+    """Norms its queries and keys, so that a scale cannot be one of these."""
+
+    def normed(self, q: Tensor) -> Tensor:
+        return torch.rms_norm(q, q.shape[-1:], eps=1e-6)
+
+
+def test_scale_multiplies_the_scores_of_normed_heads() -> None:
+    claims = infer(OfNormed).implementation.claims
+    assert claims.qk_norm is not None
+    assert claims.scores.scale == "positive"
 
 
 def config_of(constructor: Callable[..., nn.Module], name: str = "config") -> Any:

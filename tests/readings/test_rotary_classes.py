@@ -373,6 +373,30 @@ class OfJoinedTables(Heads):
         return (heads * cos + across * sin).flatten(2)
 
 
+class OfTablesOfHalves(Heads):
+    """As in GLM: takes tables for the halves of heads, and turns columns side by side."""
+
+    def forward(self, x: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> Tensor:
+        cos, sin = position_embeddings
+        q, k = (self.turned(layer(x), cos, sin) for layer in (self.w_q, self.w_k))
+        output: Tensor = self.w_o(self.attend(q, k, self.w_v(x)))
+        return output
+
+    def turned(self, x: Tensor, *tables: Tensor) -> Tensor:
+        half = tables[0].shape[-1] // 2
+        cos, sin = (t[..., :half].repeat_interleave(2, -1).unsqueeze(2) for t in tables)
+        heads = x.unflatten(-1, (self.n_heads, -1))
+        own, rest = heads[..., : 2 * half], heads[..., 2 * half :]
+        across = torch.stack([-own[..., 1::2], own[..., ::2]], -1).flatten(-2)
+        return torch.cat([own * cos + across * sin, rest], -1).flatten(2)
+
+
+def test_table_of_halves_is_given_where_columns_side_by_side_are_turned() -> None:
+    result = infer(OfTablesOfHalves)
+    assert 'Rotary(pairs="interleaved", tables="given")' in result.declaration
+    assert 'rotation_layout="b l (2 p)"' in result.declaration
+
+
 class AfterAClassToken(OfJoinedTables):
     """Does not turn its first position, and has no row for it."""
 
