@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from mha.spec.bounds import Ball
@@ -128,9 +129,11 @@ def through_steps(
     """Return the gradient of what was projected, and that of the weight of a norm, by name.
 
     name: of the input.
-    part: the gradient of normed and rotated heads, side by side.
+    part: the gradient of normed and rotated heads, side by side; what no input has, as the key of
+        a sink, comes last, and passes through no step.
     """
-    width = problem.config.head_dim
+    width, length = problem.config.head_dim, getattr(problem, name).shape[1]
+    rest, part = part[:, length:], part[:, :length]
 
     def split(x: Tensor) -> Tensor:
         heads: Tensor = x.unflatten(-1, (-1, width)).transpose(1, 2)
@@ -138,7 +141,8 @@ def through_steps(
 
     given = Sized(part.ball.rearranged(split), split(part.size))
     d_x, of_weight = passed.backward(given)
-    back = Partial(d_x.ball.rearranged(side_by_side), side_by_side(d_x.size))
+    ball = Ball.joined([d_x.ball.rearranged(side_by_side), rest.ball], 1)
+    back = Partial(ball, torch.cat([side_by_side(d_x.size), rest.size], 1))
     found, weight = dict[str, Ball](), getattr(problem.weights, f"{name[0]}_norm")
     if of_weight is not None and weight is not None:
         norm = next(step for step in passed.steps if isinstance(step, Norm))

@@ -12,7 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.spec import Claims, Config, Problem, QkNorm, Rotary, Sizes, Weights, gradients, oracle
+from mha.spec import (
+    Claims,
+    Config,
+    Problem,
+    QkNorm,
+    Rotary,
+    Scores,
+    Sizes,
+    Weights,
+    gradients,
+    oracle,
+)
 from support.effort import tried
 
 HALVES, NEIGHBOURS = Rotary(), Rotary(500000.0, "interleaved", part=0.5)
@@ -79,7 +90,11 @@ def attention(problem: Problem, claims: Claims) -> Tensor:
         return x.repeat_interleave(problem.config.n_heads // x.shape[1], 1)
 
     q, k, v = heads(problem.query, "q"), heads(problem.key, "k"), heads(problem.value, "v")
-    weights = (q @ k.mT * problem.config.head_dim**-0.5).softmax(-1)
+    scores = q @ k.mT * problem.config.head_dim**-0.5
+    if problem.options.sinks is not None:
+        sinks = torch.tensor(problem.options.sinks, dtype=scores.dtype).view(-1, 1, 1)
+        scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], -1)
+    weights = scores.softmax(-1)[..., : k.shape[2]]
     return F.linear((weights @ v).transpose(1, 2).flatten(2), *problem.weights.of("o"))
 
 
@@ -114,6 +129,21 @@ def test_output_and_gradients_are_within_the_bound(dtype: str, changes: dict[str
         error = (found[name].double() - ball.mid).abs()  # type: ignore[union-attr]  # each has one
         # In float64, steps may be in float32, but are not here.
         assert bool((error <= DTYPES[dtype] * ball.rad + 1e-12).all()), name
+
+
+def test_key_of_a_sink_passes_through_no_step() -> None:
+    claims = Claims(
+        grouped_query=True, rotary=HALVES, qk_norm=QkNorm(), scores=Scores(sinks="input")
+    )
+    problem, named = leaves_of(claims, torch.float64)
+    problem = problem.change(sinks=(0.5, -1.0, 2.0))
+    output = attention(problem, claims)
+    upstream = torch.ones_like(output)
+    output.backward(upstream)
+    balls = gradients(problem, claims, upstream)
+    for name, x in named.items():
+        error = (x.grad - balls[name].mid).abs()  # type: ignore[operator]  # each has one
+        assert bool((error <= 1e-5 * balls[name].rad + 1e-12).all()), name
 
 
 def test_bound_rejects_small_changes_in_single_precision() -> None:
