@@ -37,7 +37,10 @@ def find_own_head_dim(candidate: Candidate) -> Candidate:
     fields = candidate.arguments.values()
     if {"head_dim", "config"}.isdisjoint(fields):
         return candidate
-    tried = replace(candidate.claiming(own_head_dim=True), explained=False)
+    claiming = candidate.claiming(own_head_dim=True)
+    if candidate.explained and claiming.passes(_computes_formula):
+        return claiming
+    tried = replace(claiming, explained=False)
     explained = with_formula(tried)
     if explained and explained.formula == candidate.formula:
         return candidate.claiming(own_head_dim=True)

@@ -397,6 +397,23 @@ def test_table_of_halves_is_given_where_columns_side_by_side_are_turned() -> Non
     assert 'rotation_layout="b l (2 p)"' in result.declaration
 
 
+class OfWidths(OfTablesOfHalves):
+    """Its heads have a width of their own."""
+
+    def __init__(self, d_model: int, n_heads: int, head_dim: int) -> None:
+        nn.Module.__init__(self)
+        self.n_heads = n_heads
+        for name in ("w_q", "w_k", "w_v"):
+            setattr(self, name, nn.Linear(d_model, n_heads * head_dim))
+        self.w_o = nn.Linear(n_heads * head_dim, d_model)
+
+
+def test_width_of_rotated_heads_is_their_own() -> None:
+    claims = infer(OfWidths).implementation.claims
+    assert claims.own_head_dim
+    assert claims.rotary is not None
+
+
 class AfterAClassToken(OfJoinedTables):
     """Does not turn its first position, and has no row for it."""
 
