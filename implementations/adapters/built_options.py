@@ -106,7 +106,7 @@ class BuiltOptions:
 
     def with_sinks(self, called: nn.Module, options: Options) -> tuple[Callable[..., Any], Options]:
         """Return how a module is called with the sinks of a call, and the other options."""
-        if self.sinks is None:
+        if self.sinks is None or options.sinks is None:
             return called, options
         return partial(_with_sinks, called, self.sinks, options.sinks), options.change(sinks=None)
 
@@ -159,13 +159,17 @@ def _sharing(module: nn.Module, other: nn.Module) -> nn.Module:
     return module
 
 
+def without_sinks(module: nn.Module, path: ParameterPath) -> None:
+    """Set the sinks of a module, if it has any, to -infinity: a call that gives none has none."""
+    if isinstance(path, str):
+        nn.init.constant_(module.get_parameter(path), -math.inf)
+
+
 def _with_sinks(module: nn.Module, path: str, sinks: Any, *args: Any, **named: Any) -> Any:
-    """Call a module whose sinks are these, one for each head; -infinity, which is none, for None.
+    """Call a module whose sinks are these, one for each head.
 
     Its own are left as they are, and sinks that require a gradient get it.
     """
     own = module.get_parameter(path)
-    given = torch.full_like(own, -math.inf)
-    if sinks is not None:
-        given = torch.as_tensor(sinks, device=own.device).to(own.dtype).view_as(own)
+    given = torch.as_tensor(sinks, device=own.device).to(own.dtype).view_as(own)
     return functional_call(module, {path: given}, args, named)

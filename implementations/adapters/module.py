@@ -6,13 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.axes_of_inputs import FROM_LAYOUT, TO_LAYOUT, laid_out
-from mha.implementations.adapters.built_options import SINKS, BuiltOptions, built_options
+from mha.implementations.adapters.built_options import (
+    SINKS,
+    BuiltOptions,
+    built_options,
+    without_sinks,
+)
 from mha.implementations.adapters.caches import CacheForm
 from mha.implementations.adapters.calling import Call, CallByName, call_by_name
 from mha.implementations.adapters.construction import (
@@ -223,6 +228,7 @@ class ModuleImplementation:
         try:
             parameters = self._paths(config)
             load(self.name, module, parameters, weights, config.head_dim)
+            without_sinks(module, self._every_path(config).get(SINKS))
         except ImplementationError:
             raise
         except Exception as error:  # the class has accepted the configuration
@@ -360,8 +366,7 @@ class ModuleAttention(nn.Module):
 
     def _decoded(self, form: CacheForm, query: Tensor, cache: Any = None) -> tuple[Any, Any]:
         """Call the module at the next positions, which are key and value too, with its cache."""
-        call = self.call
-        target: Callable[..., Any] = self.module
+        call, target = self.call, cast(Callable[..., Any], self.module)
         assert isinstance(call, CallByName)
         if self.layout != "b l d":
             query, _, _ = laid_out(self.layout, query, query, query)
@@ -378,15 +383,13 @@ class ModuleAttention(nn.Module):
         """Call the module's own `reorder_cache`; see `mha.spec.CacheEditor`."""
         if self.adapter.cache is not None:
             return self.adapter.cache.reordered(cache, items)
-        reorder: Any = self.module.reorder_cache
-        return reorder(cache, items)
+        return cast(Any, self.module).reorder_cache(cache, items)
 
     def crop_cache(self, cache: Any, length: int) -> Any:
         """Call the module's own `crop_cache`; see `mha.spec.CacheEditor`."""
         if self.adapter.cache is not None:
             return self.adapter.cache.cropped(cache, length)
-        crop: Any = self.module.crop_cache
-        return crop(cache, length)
+        return cast(Any, self.module).crop_cache(cache, length)
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""
