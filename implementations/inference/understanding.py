@@ -19,6 +19,7 @@ from mha.implementations.inference.building import built
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.changed_heads import with_changed_heads, with_given_rotation
 from mha.implementations.inference.dropout import require_repeatable
+from mha.implementations.inference.faulty_rotations import with_faulty_rotation
 from mha.implementations.inference.mask_search import given_a_mask, with_required_mask
 from mha.implementations.inference.nearest_projections import (
     all_with_formula,
@@ -72,6 +73,9 @@ def understand(empty: Candidate, module: nn.Module) -> Candidate:
     named = choices[: len(_possible_inputs(empty.signature))]  # others are not assumed
     likely = [*chain.from_iterable(named)]
     require_repeatable(likely)
+    faulty = with_faulty_rotation(likely, module)
+    if faulty:
+        return faulty
     require_plain(likely, module)
     return nearest(likely)
 
