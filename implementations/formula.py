@@ -60,7 +60,12 @@ def normed(x: Tensor, norm: QkNorm, weight: Tensor | None) -> Tensor:
     axes = (-3, -1) if norm.over == "width" else (-1,)
     if norm.kind == "layer":
         x = x - x.mean(axes, keepdim=True)
-    x = x * (x.square().mean(axes, keepdim=True) + norm.eps_for(x.dtype)).rsqrt()
+    squares = x.square()
+    if norm.kind == "l2":
+        total = squares.sum(axes, keepdim=True)
+    else:
+        total = squares.mean(axes, keepdim=True)
+    x = x * (total + norm.eps_for(x.dtype)).rsqrt()
     if weight is None or norm.weight is None:
         return x
     if norm.weight == "offset":

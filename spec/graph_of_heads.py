@@ -111,7 +111,7 @@ class Noted:
                 h = step.centred(x) / r
                 weight = 1.0 if step.weight is None else step.weight
                 # (a - h mean(a h))^2 <= 2 a^2 + 2 h^2 mean(a h)^2
-                spread = found + h.square() * step.mean(h.square() * found) / step.terms(x)
+                spread = found + h.square() * step.variance_of_total(h.square() * found)
                 found = 2 * weight * weight * spread / r.square()
                 found = found + (y / r).square() * self.places[f"root of {name}"].square
                 found = found + self.places[f"normed {name}"].squares(y)
@@ -133,7 +133,7 @@ class Noted:
         c = step.centred(x)
         for _ in range(ROOT_STORES):
             self._store("root of", copies_of(r), (r, 1.0))
-        ratio = step.mean(x.square()) / r.square()
+        ratio = step.total(x.square()) / r.square()
         self.places[f"root of {self.name}"].own += (1.5 * units.gamma(terms + 3) * ratio) * r
         self.places[f"root of {self.name}"].own += 8 * units.accumulate * r
         if step.norm.kind == "layer":

@@ -14,7 +14,8 @@ that with r- = max(r - rms(dx), sqrt(eps))
 is exact, not first order. What its own steps add is relative. mean(c^2) is off by
 rho = 3 gamma(n + 3) mean(x^2) / r-^2 (+) 4 u_s, which covers the difference mean(x^2) - mean(x)^2,
 squares and means that are stored, and the eps; 1 / r by 1 / sqrt(1 - rho) - 1; then the quotient,
-1 + g, and two products are rounded, and stored.
+1 + g, and two products are rounded, and stored. For a norm of kind "l2", sums stand for the means
+of squares and products everywhere, and rms(dx) is the length of dx.
 
 Backward. With h = c / r and the gradient dy of y,
 
@@ -87,6 +88,18 @@ class Norm:
         """Return the mean over the axes, which are kept."""
         return x.mean(self.axes, keepdim=True)
 
+    def total(self, x: Tensor) -> Tensor:
+        """Return what squares, or products, are made one number by: their mean, or their sum."""
+        if self.norm.kind == "l2":
+            return x.sum(self.axes, keepdim=True)
+        return self.mean(x)
+
+    def variance_of_total(self, x: Tensor) -> Tensor:
+        """Return the variance of the total of numbers that have these variances."""
+        if self.norm.kind == "l2":
+            return self.total(x)
+        return self.mean(x) / self.terms(x)
+
     def terms(self, x: Tensor) -> int:
         """Return how many numbers it is over."""
         return math.prod(x.shape[axis] for axis in self.axes)
@@ -98,7 +111,7 @@ class Norm:
 
     def root(self, x: Tensor) -> Tensor:
         """Return r of exact numbers."""
-        return (self.mean(self.centred(x).square()) + self.eps).sqrt()
+        return (self.total(self.centred(x).square()) + self.eps).sqrt()
 
     def centred(self, x: Tensor) -> Tensor:
         """Return c of exact numbers."""
@@ -113,7 +126,7 @@ class Norm:
         """
         units, terms = self.units, self.terms(x.mid)
         c, r = self.centred(x.mid), self.root(x.mid)
-        moved = self.mean(x.rad.square()).sqrt()
+        moved = self.total(x.rad.square()).sqrt()
         least = torch.maximum(r - moved, r.new_tensor(math.sqrt(self.eps))) * (1 - 2**-40)
         d_c = x.rad
         if self.norm.kind == "layer":
@@ -124,7 +137,7 @@ class Norm:
             d_c = d_c + units.store * (c.abs() + x.rad) + units.subnormal
         lost = units.subnormal + units.flush
         # rho = 3 gamma(n + 3) mean(x^2) / r-^2 (+) 4 u_s, and what underflows
-        ratio = self.mean(x.size.square()) / least.square()
+        ratio = self.total(x.size.square()) / least.square()
         rho = 3 * units.gamma(terms + 3) * ratio + 4 * units.store * (1 + units.store) ** 3
         rho = rho + 2 * lost / least.square()
         if units.largest < float("inf"):  # squares may be stored
@@ -163,7 +176,7 @@ class Norm:
         """Return dc of exact numbers x and dy."""
         scaled, r = self._scale(d_y), self.root(x).to(d_y)
         h = self.centred(x).to(d_y) / r
-        return (scaled - h * self.mean(scaled * h)) / r
+        return (scaled - h * self.total(scaled * h)) / r
 
     def pulled_back(self, x: Tensor, d_y: Tensor) -> Tensor:
         """Return dx of exact numbers x and dy."""
@@ -180,8 +193,8 @@ class Norm:
         size = weight.abs() * torch.maximum(d_y.size, d_y.ball.size)
         # p = dy h:  rad p = rad dy (|h| + rad h) + |dy| rad h
         p = Ball(d_h.mid * h.mid, d_h.rad * h.size + d_h.mid.abs() * h.rad)
-        of_mean, mean_size = self.mean(p.mid), self.mean(size * h.size)
-        rad_mean = self.mean(p.rad) + (gamma + steps) * mean_size + lost
+        of_mean, mean_size = self.total(p.mid), self.total(size * h.size)
+        rad_mean = self.total(p.rad) + (gamma + steps) * mean_size + lost
         back = d_h.mid - h.mid * of_mean
         rad = d_h.rad + h.rad * (of_mean.abs() + rad_mean) + h.mid.abs() * rad_mean
         sizes = size + h.size * mean_size

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Pairs = Literal["half", "interleaved"]
 Tables = Literal["inside", "given"]
 Direction = Literal["forward", "backward"]
-NormKind = Literal["rms", "layer"]
+NormKind = Literal["rms", "layer", "l2"]
 NormAxes = Literal["head", "width"]
 NormWeight = Literal["scale", "offset"]
 # Of a part of the columns of a head that is rotated: parts of models are a half, a quarter, 0.4.
@@ -73,7 +73,8 @@ class Rotary:
 class QkNorm:
     """Queries and keys are divided by a norm after their projections (clause QKN-1).
 
-    kind: "rms", x / sqrt(mean(x^2) + eps); "layer", the same with x less its mean.
+    kind: "rms", x / sqrt(mean(x^2) + eps); "layer", the same with x less its mean; "l2",
+        x / sqrt(sum(x^2) + eps), so that scores are cosines.
     over: the columns of each "head" on its own, or the whole "width" of all heads.
     before_rotary: whether it comes before a rotation, or after it.
     eps: what is added to the mean of squares; None for 2 u of the dtype, or of float32 in half

@@ -23,6 +23,7 @@ from mha.implementations.inference.functions import (
 )
 from mha.implementations.inference.nearest_projections import outputs_of
 from mha.implementations.inference.probes import (
+    CONFIG,
     SCALES,
     Formula,
     Probe,
@@ -40,6 +41,9 @@ PART_WORDS = {0.5: "half", 0.25: "a quarter"}
 # What is added to a mean of squares, beside those that a module's own numbers tell.
 EPSILONS = (1e-6, 1e-5, 1e-8, 1e-12, None)
 EPS_WORDS = {"eps", "epsilon"}
+# As in `torch.nn.functional.normalize`, which does not divide by less than 1e-12.
+LENGTHS_OF_ONE = tuple(QkNorm("l2", "head", before, 1e-24, None) for before in (True, False))
+LARGEST_EXPONENT = 20.0
 # The words for queries and keys in names of norms.
 ROLE_WORDS = {"q": {"q", "query"}, "k": {"k", "key"}}
 # Makes queries and keys so small that an eps shows.
@@ -79,7 +83,49 @@ def with_changed_heads(candidates: Sequence[Candidate], module: nn.Module) -> li
                 found.append(_with_eps(explained, module))
         if found:
             break
+    if norms and not found:
+        found = _with_lengths_of_one(candidates, rotations, module)
     return found
+
+
+def _with_lengths_of_one(
+    candidates: Sequence[Candidate], rotations: Sequence[Rotary | None], module: nn.Module
+) -> list[Candidate]:
+    """Return the candidates whose scores are cosines of queries and keys, times some scale."""
+    changes = []
+    for rotary, norm in product(rotations, LENGTHS_OF_ONE):
+        if rotary or norm.before_rotary:  # without a rotation, both are the same
+            changes.append(Change(rotary, norm))
+    found = list[Candidate]()
+    for each in candidates:
+        formulas = _plain_formulas(each, (*SCALES, *learned_scales(module)))
+        explained = _explained(each, changes, formulas)
+        if explained:
+            found.append(_with_scale(_with_eps(explained, module)))
+    return found
+
+
+def learned_scales(module: nn.Module) -> list[float]:
+    """Return what a parameter with one number, or with one for each head, may multiply scores by.
+
+    That is the number, as it is initially, its inverse, or its exponential.
+    """
+    found = dict[float, None]()
+    for parameter in module.parameters():
+        if parameter.numel() not in (1, CONFIG.n_heads):
+            continue
+        first = float(parameter.detach().flatten()[0])
+        if first and bool((parameter == first).all()):
+            found |= dict.fromkeys((first, 1 / first, math.exp(min(first, LARGEST_EXPONENT))))
+    return list(found)
+
+
+def _with_scale(candidate: Candidate) -> Candidate:
+    """Return a candidate that claims the scale of its cosines, for which there is no usual one."""
+    scale = candidate.formula.scale
+    if scale == "none":
+        return candidate.claiming(scale=1.0)
+    return candidate if isinstance(scale, str) else candidate.claiming(scale=scale)
 
 
 def with_given_rotation(candidate: Candidate, module: nn.Module) -> Candidate:
@@ -188,10 +234,7 @@ def _explained(
     candidate: Candidate, changes: Sequence[Change], formulas: Sequence[Formula] = ()
 ) -> Candidate | None:
     """Return the candidate with the change that gives its outputs, if one does."""
-    projected = candidate.declared.parameters.get("w_o") is not None
-    if not formulas:
-        plain = [Formula(scale, None, projected) for scale in SCALES]
-        formulas = [*plain, *(replace(each, causal="top_left") for each in plain)]
+    formulas = formulas or _plain_formulas(candidate, SCALES)
     outputs, probes = outputs_of(candidate), candidate.probes
     if len(outputs) < len(probes):
         return None
@@ -205,6 +248,13 @@ def _explained(
         if all(is_close(output, formula(probe.inputs, weights, None)) for output, probe in others):
             return _with_formula(candidate, formula)
     return None
+
+
+def _plain_formulas(candidate: Candidate, scales: Iterable[str | float]) -> list[Formula]:
+    """Return the formula with each of several scales, without and with a causal mask."""
+    projected = candidate.declared.parameters.get("w_o") is not None
+    plain = [Formula(scale, None, projected) for scale in scales]
+    return [*plain, *(replace(each, causal="top_left") for each in plain)]
 
 
 def _with_formula(candidate: Candidate, formula: Formula) -> Candidate:
@@ -245,7 +295,8 @@ def words_of_norm(norm: QkNorm) -> str:
     >>> words_of_norm(QkNorm(weight=None))
     'queries and keys, root mean square of each head, eps 1e-06'
     """
-    kind = "root mean square" if norm.kind == "rms" else "layer norm"
+    kinds = {"rms": "root mean square", "layer": "layer norm", "l2": "length"}
+    kind = kinds[norm.kind]
     whose = "of each head" if norm.over == "head" else "of all heads"
     said = ["queries and keys", f"{kind} {whose}"]
     if not norm.before_rotary:
@@ -296,7 +347,7 @@ def _with_eps(candidate: Candidate, module: nn.Module) -> Candidate:
     if norm is None:
         return candidate
     errors = dict[float | None, float]()
-    for eps in _epsilons(module):
+    for eps in (norm.eps, *_epsilons(module)):
         formula = replace(candidate.formula, norm=replace(norm, eps=eps))
         errors[eps] = max(_error(candidate.trying(special=case), formula) for case in SMALL_HEADS)
     best = min(errors, key=lambda eps: errors[eps])

@@ -262,7 +262,7 @@ def _inputs(declared: Declared) -> str:
 def _formula_row(candidate: Candidate) -> Row:
     """Return the row about the formula, with what to claim, or declare, if that is meant."""
     formula, evidence = candidate.formula, candidate.evidence
-    if formula.scale == "none":
+    if formula.scale == "none" and candidate.claimed("scale") is None:
         evidence += "; if that is meant, claim scale=1.0"
     if not formula.projected:
         evidence += "; if W_o is elsewhere, declare it without w_o"
@@ -270,8 +270,11 @@ def _formula_row(candidate: Candidate) -> Row:
 
 
 def _formula(formula: Formula, *, is_kernel: bool) -> str:
-    differences = []
-    if formula.scale == "none":
+    differences = list[str]()
+    contract = OF_KERNELS if is_kernel else CONTRACT
+    if _scales_cosines(formula):
+        contract = contract.replace("q k^T / sqrt(d_k)", f"{formula.scale_for(1):.6g} q k^T")
+    elif formula.scale == "none":
         differences.append("scores are not scaled")
     elif formula.scale != "1/sqrt(d_k)":
         differences.append(f"the scale is {formula.scale}")
@@ -279,7 +282,13 @@ def _formula(formula: Formula, *, is_kernel: bool) -> str:
         differences.append("there is no output projection")
     if differences:
         return f"differs from the contract: {' and '.join(differences)}"
-    return OF_KERNELS if is_kernel else CONTRACT
+    return contract
+
+
+def _scales_cosines(formula: Formula) -> bool:
+    """Return whether scores are cosines times a scale of their own, which is claimed."""
+    of_length_one = formula.norm is not None and formula.norm.kind == "l2"
+    return of_length_one and formula.scale != "1/sqrt(d_k)"
 
 
 def _evidence_of_masks(candidate: Candidate) -> str:

@@ -71,7 +71,7 @@ NO_OPTIONS, NO_CLAIMS = Options(), Scores()
 class Formula:
     """A formula that may give a module's output: the contract's, or a variant of it.
 
-    scale: a key of `SCALES`.
+    scale: a key of `SCALES`, or a number.
     causal: how the causal mask is aligned, if it is always causal.
     projected: whether W_o is applied.
     n_heads: of the query.
@@ -84,7 +84,7 @@ class Formula:
     A row without an allowed key is NaN, or zeros with sinks.
     """
 
-    scale: str = "1/sqrt(d_k)"
+    scale: str | float = "1/sqrt(d_k)"
     causal: Alignment | None = None
     projected: bool = True
     n_heads: int = CONFIG.n_heads
@@ -133,9 +133,15 @@ class Formula:
         q, k = self._on_the_way(q, weights.q_norm), self._on_the_way(k, weights.k_norm)
         scale = self.options.scale
         if scale is None:
-            scale = SCALES[self.scale](q.shape[-1], CONFIG.d_model)
+            scale = self.scale_for(q.shape[-1])
         scores: Tensor = self.multiply(q, k.mT) * scale
         return scores
+
+    def scale_for(self, head_dim: int) -> float:
+        """Return what the scores are multiplied by."""
+        if isinstance(self.scale, str):
+            return SCALES[self.scale](head_dim, CONFIG.d_model)
+        return self.scale
 
     def _on_the_way(self, heads: Tensor, weight: Tensor | None) -> Tensor:
         """Return queries or keys (B, H, length, d_k), normed and rotated."""

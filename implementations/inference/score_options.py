@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mha.implementations.inference.candidate import NO_EFFECT, Candidate
 from mha.implementations.inference.nearest_projections import agree
-from mha.implementations.inference.probes import SCALES, Formula, Probe, is_close
+from mha.implementations.inference.probes import Formula, Probe, is_close
 from mha.spec import Claims, Options, Scores, causal_mask
 from mha.spec.claims import Alignment
 
@@ -274,7 +274,7 @@ def _multiplies(tried: Candidate, factor: float) -> bool:
     formulas = {tried.plainly_causal: tried.formula}
     if has_causal_calls(tried) and not tried.plainly_causal:
         formulas[True] = replace(tried.formula, causal=tried.claimed("causal"))
-    usual = SCALES[tried.formula.scale](tried.config.head_dim, tried.config.d_model)
+    usual = tried.formula.scale_for(tried.config.head_dim)
     inputs = tried.probes[0].inputs
     for is_causal, formula in formulas.items():
         result = tried.call(inputs, is_causal=is_causal, scale=factor * usual)

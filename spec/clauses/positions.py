@@ -39,9 +39,10 @@ CLAUSES: tuple[Clause, ...] = (
         level="MAY",
         title="A norm of queries and keys acts as declared",
         statement=(
-            "Projected queries and keys are divided by their root mean square, or normed as by a"
-            " layer norm, as `QkNorm` says: over each head or over all of them, before or after a"
-            " rotation, with the declared eps and weight. Rows of zeros give finite results."
+            "Projected queries and keys are divided by their root mean square, or by their length,"
+            " or normed as by a layer norm, as `QkNorm` says: over each head or over all of them,"
+            " before or after a rotation, with the declared eps and weight. Rows of zeros give"
+            " finite results."
             " Gradients of inputs and weights are within the bound."
         ),
         why=(
@@ -52,7 +53,8 @@ CLAUSES: tuple[Clause, ...] = (
         differs=(
             "Qwen3, Gemma 3 and ViT-22B norm each head, OLMo 2 and Chameleon's first layers the"
             " whole width. Gemma multiplies by 1 + weight. Most norm before they rotate; nanochat"
-            " norms afterwards, and has no weight."
+            " norms afterwards, and has no weight. Swin V2 divides by the length, and learns a"
+            " scale."
         ),
         violation="`norm(q)` before the heads are split, with the weight of one head: no error.",
         fix="Norm the axis that is declared, in float32, with eps inside of the root.",

@@ -28,6 +28,7 @@ CHANGES: list[dict[str, Any]] = [
     {"rotary": Rotary()},
     {"rotary": Rotary(500000.0, "interleaved", part=0.5), "qk_norm": QkNorm()},
     {"rotary": Rotary(direction="backward"), "qk_norm": QkNorm("layer", "width", weight="offset")},
+    {"rotary": Rotary(), "qk_norm": QkNorm("l2", eps=1e-24, weight=None), "scale": 5.0},
     {"rotary": Rotary(), "qk_norm": QkNorm("rms", before_rotary=False, weight=None)},
 ]
 
@@ -54,7 +55,8 @@ def computed(problem: Problem, claims: Claims, dtype: torch.dtype) -> Tensor:
             x = on_the_way(x.to(dtype), claims, weight, positions).to(x.dtype)
         return x.repeat_interleave(problem.config.n_heads // x.shape[1], 1)
 
-    context = F.scaled_dot_product_attention(heads("q"), heads("k"), heads("v"))
+    q, k, v = map(heads, "qkv")
+    context = F.scaled_dot_product_attention(q, k, v, scale=claims.scale_for(q.shape[-1]))
     return F.linear(context.transpose(1, 2).flatten(2), *problem.weights.of("o"))
 
 

@@ -32,6 +32,7 @@ CHANGES: list[dict[str, Any]] = [
     {"rotary": NEIGHBOURS},
     {"rotary": replace(HALVES, direction="backward"), "qk_norm": QkNorm(weight=None)},
     {"qk_norm": QkNorm("layer", eps=1e-5)},
+    {"qk_norm": QkNorm("l2", eps=1e-24, weight=None), "rotary": NEIGHBOURS},
     {"qk_norm": QkNorm("layer", "width", weight="offset"), "rotary": NEIGHBOURS},
     {"qk_norm": QkNorm("rms", "width"), "rotary": HALVES},
     {"qk_norm": QkNorm("rms", before_rotary=False), "rotary": HALVES},
@@ -64,7 +65,9 @@ def divided(x: Tensor, norm: QkNorm, weight: Tensor | None) -> Tensor:
     scale = weight
     if weight is not None and norm.weight == "offset":
         scale = 1 + weight
-    if norm.kind == "rms":
+    if norm.kind == "l2":
+        x = F.normalize(x, dim=-1)
+    elif norm.kind == "rms":
         x = F.rms_norm(x, x.shape[-1:], scale, norm.eps_for(x.dtype))
     else:
         x = F.layer_norm(x, x.shape[-1:], scale, None, norm.eps_for(x.dtype))
