@@ -91,7 +91,7 @@ class Candidate:
         be tried.
     assumed: why the format of its masks is assumed, if none explains what they do.
     ignores_masks: whether it is assumed since masks have no effect.
-    hides_queries: whether masks hide the queries of padding too, and are not judged.
+    more_by_mask: what masks do beside hiding keys, so that they are not judged; "" if nothing.
     empty_row: the policy for rows without a key, if one is found.
     idle_flag: a causal flag of the constructor without effect, which is not judged.
     left_out: a value of such a flag that is not judged, so that masks are.
@@ -105,7 +105,7 @@ class Candidate:
     shown: str = ""
     assumed: str = ""
     ignores_masks: bool = False
-    hides_queries: bool = False
+    more_by_mask: str = ""
     empty_row: EmptyRow | None = None
     idle_flag: str = ""
     left_out: str = ""

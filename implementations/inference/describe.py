@@ -150,7 +150,7 @@ def _shared_rows(candidate: Candidate) -> Iterator[Row]:
     if candidate.explained:
         yield _formula_row(candidate)
     yield Row("mask", _mask(candidate), _evidence_of_masks(candidate))
-    if candidate.declared.mask and candidate.explained and not candidate.hides_queries:
+    if candidate.declared.mask and candidate.explained and not candidate.more_by_mask:
         yield _empty_rows(candidate)
     yield from _found(candidate, BEFORE_SIZES)
     widths = ", ".join(text for name, text in WIDTHS.items() if name in candidate.claims)
@@ -294,17 +294,14 @@ def _scales_cosines(formula: Formula) -> bool:
 def _evidence_of_masks(candidate: Candidate) -> str:
     if candidate.assumed:
         return candidate.assumed
-    return "tested" if candidate.declared.mask or candidate.hides_queries else "by name"
+    return "tested" if candidate.declared.mask or candidate.more_by_mask else "by name"
 
 
 def _mask(candidate: Candidate) -> str:
     """Return what a mask means, and its shape."""
     declared, signature = candidate.declared, candidate.signature
-    if candidate.hides_queries:
-        return (
-            f"not judged: {signature.mask} hides the queries of padding too, whose"
-            " outputs mean nothing"
-        )
+    if candidate.more_by_mask:
+        return f"not judged: {signature.mask} {candidate.more_by_mask}"
     if declared.mask is None:
         return "none"
     found = []

@@ -25,7 +25,7 @@ def find_empty_row(candidate: Candidate) -> Candidate:
 
     Where it shows none, nothing is claimed.
     """
-    if candidate.hides_queries:
+    if candidate.more_by_mask:
         return candidate
     tried = candidate
     if candidate.trial.dtype == torch.float64:

@@ -30,6 +30,7 @@ from mha.implementations.inference.nearest_projections import (
 )
 from mha.implementations.inference.probes import CONVENTIONS, OF_MERGED_HEADS, SHAPES, additive
 from mha.implementations.inference.projections import Unclear, Undeclarable
+from mha.implementations.inference.token_positions import moves_positions
 from mha.spec import Claims
 from mha.spec.masks import INTEGERS
 
@@ -167,12 +168,24 @@ def _with_masks(candidate: Candidate) -> Candidate:
     beside = _beside_others(candidate)
     if beside:
         return beside
-    if not any(map(takes_pairs, formats)) and any(map(hides_queries, formats)):
-        return replace(candidate.claiming(masks=()), hides_queries=True)
+    more = _more_than_hiding_keys(formats)
+    if more:
+        return replace(candidate.claiming(masks=()), more_by_mask=more)
     near = nearest_format(formats)
     if near is None:
         raise _unclear(candidate, name)
     return _with_format(candidate, near)
+
+
+def _more_than_hiding_keys(formats: Sequence[Candidate]) -> str:
+    """Return what masks of padding do beside hiding keys, which the contract does not have."""
+    if any(map(takes_pairs, formats)):
+        return ""
+    if any(map(hides_queries, formats)):
+        return "hides the queries of padding too, whose outputs mean nothing"
+    if any(map(moves_positions, formats)):
+        return "moves the positions of later tokens; they get what they get without the hidden ones"
+    return ""
 
 
 def _exact_format(formats: Sequence[Candidate]) -> Format | None:

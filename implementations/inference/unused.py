@@ -152,7 +152,7 @@ def _used_options(candidate: Candidate) -> set[str | None]:
     if candidate.declared.mask:
         used |= {signature.mask, candidate.declared.mask_without_memory}
         used |= {*candidate.declared.beside}
-    if candidate.hides_queries:
+    if candidate.more_by_mask:
         used.add(signature.mask)
     if candidate.cross_attention:
         used.add(signature.memory)

@@ -19,8 +19,9 @@ from mha.implementations.inference.nearest_masks import nearest_format
 from mha.implementations.inference.nearest_projections import code_of_each_raises
 from mha.implementations.inference.sizes import find_widths
 from mha.implementations.inference.softcaps import SOFTCAP
+from mha.implementations.inference.token_positions import moves_positions
 from mha.implementations.inference.windows import WINDOW
-from mha.spec import Alibi, MaskConvention, Options, Scores, Sizes, Window
+from mha.spec import Alibi, MaskConvention, Options, Rotary, Scores, Sizes, Window
 from mha.spec.scores import AlibiForm, Alignment, SoftcapPlace, WindowForm
 from support.stubs import Answer, of_formula, stub
 
@@ -236,3 +237,27 @@ def test_what_code_of_an_author_raises_is_raised_with_other_projections_too(
     assert code_of_each_raises(candidates) == expected
     candidates[1].calls.raised = None
     assert not code_of_each_raises(candidates)
+
+
+def of_allowed_tokens(candidate: Candidate, inputs: Any, mask: Tensor) -> Tensor:
+    """Return the output of each item's allowed tokens on their own, and zeros for the others."""
+    output = torch.zeros_like(inputs[0])
+    for item, allowed in enumerate(mask[:, 0, 0]):
+        rest = inputs[0][item : item + 1, allowed]
+        output[item, allowed] = candidate.formula((rest, rest, rest), candidate.weights, None)[0]
+    return output
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_mask_of_padding_that_moves_positions_is_not_judged(moves: bool) -> None:
+    def answer(candidate: Candidate, inputs: Any, options: dict[str, Any]) -> Tensor:
+        mask = options.get("mask")
+        if mask is None or not moves:
+            return candidate.formula(inputs, candidate.weights, mask)
+        return of_allowed_tokens(candidate, inputs, mask)
+
+    candidate = stub(masked, answer).claiming(cross_attention=False, rotary=Rotary())
+    formula = replace(candidate.formula, rotary=Rotary(), causal="top_left")
+    candidate = candidate.trying(formula=formula).declaring(mask_shape="b s")
+    assert moves_positions(candidate) == moves
+    assert not moves_positions(candidate.claiming(rotary=None))
