@@ -104,6 +104,37 @@ def test_alignment_to_the_room_for_keys_is_named() -> None:
     assert "places count from the lengths with padding" in verdict.diagnosis
 
 
+def named_as_padding_is(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, seq_lens: Tensor | None = None
+) -> Tensor:
+    return of_flash_attention(q, k, v, causal, seq_lens)
+
+
+def test_lengths_from_which_causal_places_count_are_no_mask() -> None:
+    claims = infer_kernel(named_as_padding_is).implementation.claims
+    assert claims.lengths == "keys"
+    assert not claims.masks
+    assert claims.causal == "bottom_right"
+
+
+def from_the_start_without_lengths(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, nonpad_kv_seqlen: Tensor | None = None
+) -> Tensor:
+    """As in ONNX: lengths move the causal mask to the end."""
+    if nonpad_kv_seqlen is not None:
+        return of_flash_attention(q, k, v, is_causal, nonpad_kv_seqlen)
+    mine, theirs = places(q, k)
+    allowed = ((theirs <= mine) | (not is_causal)).expand(*q.shape[:3], k.shape[2])
+    return attend(q, k, v, allowed)
+
+
+def test_lengths_that_move_the_causal_mask_are_not_claimed() -> None:
+    inference = infer_kernel(from_the_start_without_lengths)
+    assert inference.implementation.claims.lengths is None
+    (row,) = [row for row in inference.rows if row.topic == "items"]
+    assert row.evidence.endswith("are aligned top_left without them, and bottom_right with them")
+
+
 def test_required_lengths_are_of_all_tokens_where_a_call_says_none() -> None:
     shown = " ".join(infer_kernel(of_decoding).report().split())
     assert "cache_seqlens of all tokens" in shown

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+
+from mha.implementations import from_kernel, resolve
+from mha.implementations.inference.kernels import infer_kernel
+from mha.spec import Claims, Config, Lse, Scores, Weights, Window
 from readings.signatures import flash_attention as flash
 from readings.signatures import flashinfer, libraries
 from readings.signatures.formula import changed
-
-from mha.implementations import resolve
-from mha.implementations.inference.kernels import infer_kernel
 from support.folders import ROOT
 
 Function = Callable[..., Any]
@@ -283,6 +285,38 @@ def named(change: Change) -> str:
 def test_changed_convention_is_read_or_said(change: Change) -> None:
     rows = rows_of(changed(change.function, **change.conventions))
     assert change.said in rows[change.topic]
+
+
+def attended(function: Function, layout: str, **options: Any) -> Any:
+    """Return what a function of FlashInfer gives for five queries and three keys."""
+    claims = Claims(
+        masks=(),
+        causal="bottom_right",
+        returns_weights=False,
+        scores=Scores(window=Window("left")),
+        lse=Lse(base="2", layout="b l h"),
+    )
+    config, generator = Config(d_model=6, n_heads=2), torch.Generator().manual_seed(0)
+    query, memory = (torch.randn(2, n, 6, generator=generator).double() for n in (5, 3))
+    kernel = from_kernel(function, mask=None, layout=layout, claims=claims)
+    weights = Weights.random(config, 0, torch.float64)
+    attention = kernel.build(config, weights, dtype=torch.float64, device="cpu")
+    return attention(query, memory, memory, return_lse=True, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, {"is_causal": True, "window": (1, 0)}]
+)
+def test_decoding_is_called_for_each_query(options: dict[str, Any]) -> None:
+    whole = attended(flashinfer.single_prefill_with_kv_cache, "l h d", **options)
+    each = attended(flashinfer.single_decode_with_kv_cache, "h d", **options)
+    torch.testing.assert_close(each.output, whole.output)
+    torch.testing.assert_close(each.lse, whole.lse, check_dtype=False)
+
+
+def test_window_of_a_single_query_is_of_causal_calls() -> None:
+    with pytest.raises(NotImplementedError, match="slopes are of causal calls"):
+        attended(flashinfer.single_decode_with_kv_cache, "h d", window=(1, None))
 
 
 def test_a_file_with_a_signature_is_understood() -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from readings.signatures.formula import (
     Attended,
     Conventions,
@@ -21,7 +23,6 @@ from readings.signatures.formula import (
     distances,
     window_keys,
 )
-from torch import Tensor
 
 Pair = tuple[int, int]
 

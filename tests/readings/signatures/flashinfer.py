@@ -8,6 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from mha.spec import alibi_slopes
 from readings.signatures.flash_attention import bound, unsupported
 from readings.signatures.formula import (
     Attended,
@@ -19,9 +22,6 @@ from readings.signatures.formula import (
     conventions,
     window_keys,
 )
-from torch import Tensor
-
-from mha.spec import alibi_slopes
 
 
 def of_flashinfer() -> Conventions:

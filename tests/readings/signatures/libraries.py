@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from readings.signatures.flash_attention import bound, unsupported
 from readings.signatures.formula import (
     all_keys,
@@ -18,7 +20,6 @@ from readings.signatures.formula import (
     conventions,
     window_keys,
 )
-from torch import Tensor, nn
 
 
 def scaled_dot_product_attention(
