@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from typing import get_args
 
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.probes import Probe
+from mha.implementations.inference.probes import Formula, Probe, is_close
 from mha.implementations.inference.score_options import (
     Acts,
     ScoreOption,
     aligned,
     possible_alignments,
 )
-from mha.spec import Alibi, Scores, alibi_slopes
+from mha.spec import Alibi, Options, Scores, alibi_slopes
+from mha.spec.claims import Alignment
 from mha.spec.scores import AlibiForm, Slopes
 
 # Of the heads of trial runs.
@@ -106,6 +109,32 @@ class BuiltInAlibi(AlibiOption):
     def completed(self, candidate: Candidate) -> Candidate:
         """Return the candidate: slopes that are not given are the same for all items."""
         return candidate
+
+
+def slopes_of_all_calls(candidate: Candidate) -> str:
+    """Return that a kernel adds the usual slopes in every call, in words; "" if it does not."""
+    slopes = alibi_slopes(candidate.formula.n_heads)
+    alignments: tuple[Alignment, ...] = get_args(Alignment)
+    for form, alignment, is_causal in product(get_args(AlibiForm), alignments, (False, True)):
+        formula = replace(
+            candidate.formula,
+            causal=alignment if is_causal else None,
+            options=Options(alibi=slopes),
+            claimed=Scores(alibi=Alibi(form), alignment=alignment),
+        )
+        if candidate.passes(partial(_is_given_by, formula)):
+            return (
+                f"it adds the usual slopes m of ALiBi in each call, as {WORDS[form]}, which no"
+                " claim says; judge a function with a flag for them, use_alibi=False by default"
+            )
+    return ""
+
+
+def _is_given_by(formula: Formula, candidate: Candidate, probe: Probe) -> bool:
+    """Return whether a formula gives the output of a plain call."""
+    result = candidate.call_plainly(probe.inputs)
+    expected = formula(probe.inputs, candidate.weights, None)
+    return result is not None and is_close(result.output, expected)
 
 
 def _times(slopes: tuple[float, ...], factor: float) -> tuple[float, ...]:

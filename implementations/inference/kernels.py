@@ -19,6 +19,7 @@ from mha.implementations.adapters.kernel_axes import (
 from mha.implementations.adapters.packing import packing_names
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.discovery.raised import main_one
+from mha.implementations.inference.alibi import slopes_of_all_calls
 from mha.implementations.inference.candidate import (
     Candidate,
     may_need_a_gpu,
@@ -283,7 +284,8 @@ def _without_formula(candidates: Sequence[Candidate]) -> str:
     names = " and ".join(packed) if packed in PACKED_INPUTS else "query, key and value"
     tried = [candidate, *_in_few_dtypes([candidate])]
     if any(map(outputs_of, tried)):
-        problem = "its output matches no formula of attention"
+        always_sloped = filter(None, map(slopes_of_all_calls, candidates[: len(OF_HEADS)]))
+        problem = next(always_sloped, "its output matches no formula of attention")
     else:
         problem = _raised(candidates, tried, names)
     return (

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mha.implementations import ImplementationError
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Alibi, Scores, alibi_bias, alibi_slopes, causal_mask
 from support.judging import expect_conforms, expect_fail
@@ -158,3 +159,13 @@ def test_usual_slopes_are_every_second_one_of_twice_as_many(n_heads: int) -> Non
     usual = [2 ** (-8 * place / power) for place in range(1, power + 1)]
     denser = [2 ** (-8 * place / (2 * power)) for place in range(1, 2 * power + 1)]
     assert alibi_slopes(n_heads) == pytest.approx(usual + denser[::2][: n_heads - power])
+
+
+def with_slopes_in_each_call(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    return of_flash_attention(q, k, v, causal, torch.tensor(alibi_slopes(q.shape[1])).double())
+
+
+@pytest.mark.slow
+def test_slopes_in_each_call_are_named() -> None:
+    with pytest.raises(ImplementationError, match=r"the usual slopes .* as -m \|t - p\|, which no"):
+        infer_kernel(with_slopes_in_each_call)
