@@ -57,7 +57,8 @@ class Watch:
 
     rows: how it was understood last.
     found: the verdicts of this run.
-    failing: the verdicts that failed last, in this run or before.
+    failing: the verdicts that failed last, in this run or before, each with the profile in which.
+    profile: that of this look.
     status: the exit status of the last report.
     """
 
@@ -74,7 +75,8 @@ class Watch:
         self.printer = Printer(Console(highlight=False))
         self.rows: tuple[Row, ...] = ()
         self.found: dict[Key, Verdict] = {}
-        self.failing: dict[Key, Verdict] = {}
+        self.failing: dict[Key, tuple[Verdict, str]] = {}
+        self.profile = settings.profile
         self.status = 2
         self.begun = monotonic()
         workers.between, workers.heard = self.look, self.note
@@ -123,10 +125,7 @@ class Watch:
             self.files.add(self.workers.files, read)
         (resolved,) = found.chosen.values()
         self.tell_reading(resolved)
-        try:
-            settings = self.judge_by_stages(resolved)
-        finally:
-            self.remember()
+        settings = self.judge_by_stages(resolved)
         report = report_on(
             settings,
             found,
@@ -159,22 +158,22 @@ class Watch:
 
     def again(self, settings: Settings) -> Settings | None:
         """Return the settings to judge what failed last, in the dtype of what took least time."""
-        failing = list[Verdict]()
-        for verdict in self.failing.values():
+        failing = list[tuple[Verdict, str]]()
+        for verdict, profile in self.failing.values():
             if Task(verdict.clause, verdict.dtype, verdict.device) in settings.tasks:
-                failing.append(verdict)
+                failing.append((verdict, profile))
         if not failing:
             return None
-        failing.sort(key=lambda verdict: verdict.seconds)
-        first = failing[0]
-        alike = [each.clause for each in failing if each.dtype == first.dtype]
+        failing.sort(key=lambda each: each[0].seconds)
+        first, profile = failing[0]
+        alike = [each.clause for each, _ in failing if each.dtype == first.dtype]
         at = settings.at(first.dtype, first.device)
-        return replace(at, clauses=tuple(alike[:MOST_AGAIN]))
+        return replace(at, clauses=tuple(alike[:MOST_AGAIN]), profile=profile)
 
     def judge_by(self, resolved: Resolved, settings: Settings) -> None:
         """Judge the target up to a few failures, with a progress bar; raises Saved."""
         clauses = [*(task.clause for task in settings.tasks), ""]
-        reached = list[Verdict]()
+        reached, self.profile = list[Verdict](), settings.profile
         verdicts = self.workers.judge_all(resolved, settings)
         with progress_bar(self.printer.console, clauses) as bar, closing(verdicts):
             while self.failures < ENOUGH and (verdict := next(verdicts, None)):
@@ -191,22 +190,18 @@ class Watch:
         known = self.found.get(key)
         if known is not None and is_failure(known):
             return
-        if is_failure(verdict) and not self.failures:
-            self.tell(line(verdict, self.printer.width))
+        if is_failure(verdict):
+            if not self.failures:
+                self.tell(line(verdict, self.printer.width))
+            self.failing[key] = verdict, self.profile
+        elif key in self.failing and self.profile in (self.failing[key][1], self.settings.profile):
+            del self.failing[key]
         self.found[key] = verdict
 
     @property
     def failures(self) -> int:
         """How many failures this run has found."""
         return sum(map(is_failure, self.found.values()))
-
-    def remember(self) -> None:
-        """Note what failed in this run; what it has not reached may still fail."""
-        for key, verdict in self.found.items():
-            if is_failure(verdict):
-                self.failing[key] = verdict
-            else:
-                self.failing.pop(key, None)
 
     def tell(self, text: str) -> None:
         """Print what is known so far, and how long after the save."""

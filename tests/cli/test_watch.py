@@ -119,7 +119,7 @@ def test_what_failed_last_is_judged_first_and_said_once(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, looks = watched(failing("MSK-1", "CAU-1"), failing("CAU-1"), failing())
-    first, second, third = [("smoke", *ALL)], ("quick", "MSK-1", "CAU-1"), ("quick", "CAU-1")
+    first, second, third = [("smoke", *ALL)], ("smoke", "MSK-1", "CAU-1"), ("smoke", "CAU-1")
     assert looks == [*first, second, *first, third, *first, ("quick", *ALL)]
     assert status == 0
     runs = capsys.readouterr().out.split("mine.py saved")
@@ -132,7 +132,7 @@ def test_what_failed_last_is_judged_first_and_said_once(
 
 def test_a_few_failures_end_a_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, looks = watched(failing(*ALL), failing(*ALL))
-    assert looks == [("smoke", *ALL), ("quick", *ALL)]
+    assert looks == [("smoke", *ALL), ("smoke", *ALL)]
     assert status == 1
     assert "mine: INCOMPLETE, so far: DOES NOT CONFORM" in capsys.readouterr().out
 
@@ -147,7 +147,7 @@ def test_a_file_that_cannot_be_used_is_waited_for(
         in (capsys.readouterr().out)
     )
     # And what failed before is still known.
-    assert watched(failing("MSK-1"), unusable, failing())[1][1] == ("quick", "MSK-1")
+    assert watched(failing("MSK-1"), unusable, failing())[1][1] == ("smoke", "MSK-1")
 
 
 def test_a_save_ends_a_run(
@@ -162,7 +162,7 @@ def test_a_save_ends_a_run(
 
     monkeypatch.setattr(StubWorkers, "judge_all", interrupted)
     _, looks = watched(failing("CAU-1"), failing("CAU-1"))
-    assert looks == [("smoke", *ALL), ("quick", "CAU-1"), ("smoke", *ALL)]
+    assert looks == [("smoke", *ALL), ("smoke", "CAU-1"), ("smoke", *ALL)]
     output = capsys.readouterr().out
     assert output.count("DOES NOT CONFORM") == 1
     assert "other.py saved" in output
