@@ -70,11 +70,8 @@ def _in_same_memory(trial: Trial, case: KernelCase) -> None:
     given: list[Tensor] = []
     before: BuiltCase | None = None
     results: list[Tensor] | None = []
-    takes_both = trial.claims.causal is not None and not trial.claims.always_causal
     for number in range(CALLS_IN_SAME_MEMORY):
-        other = replace(case, seed=case.seed + NEXT_SEED * (number + 1))
-        if takes_both and number % 3 == 2:
-            other = replace(other, causal=True)
+        other = _next_case(trial, case, number)
         built = trial.build(other)
         if before is not None and number % 3 == 1:
             built = _with_new_rows(before, built, other.seed)
@@ -97,6 +94,13 @@ def _in_same_memory(trial: Trial, case: KernelCase) -> None:
             stale = Stale(other, built, earlier or [], number)
             _note_stale(trial, stale, verdict)
             return
+
+
+def _next_case(trial: Trial, case: KernelCase, number: int) -> KernelCase:
+    """Return a case with other numbers, causal every third time if it may be."""
+    takes_both = trial.claims.causal is not None and not trial.claims.always_causal
+    is_causal = case.causal or (takes_both and number % 3 == 2)
+    return replace(case, seed=case.seed + NEXT_SEED * (number + 1), causal=is_causal)
 
 
 def _with_new_rows(before: BuiltCase, built: BuiltCase, seed: int) -> BuiltCase:
