@@ -11,7 +11,7 @@ from typing import Any, Unpack, cast
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.axes_of_inputs import FROM_LAYOUT, TO_LAYOUT, laid_out
+from mha.implementations.adapters.axes_of_inputs import FROM_LAYOUT, laid_out
 from mha.implementations.adapters.built_options import (
     SINKS,
     BuiltOptions,
@@ -34,7 +34,6 @@ from mha.implementations.adapters.given_configs import with_options
 from mha.implementations.adapters.gradients import gradient_of, weight_gradients
 from mha.implementations.adapters.kept_caches import cache_of
 from mha.implementations.adapters.loading import (
-    KEYS,
     ParameterPath,
     load,
     output_projection,
@@ -53,6 +52,7 @@ from mha.implementations.adapters.options import (
     mask_format,
     require_default_forms,
     require_known,
+    require_parameters_and_layout,
     require_weights,
 )
 from mha.implementations.adapters.outputs import as_output
@@ -147,7 +147,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     if call is not None:
         require_default_forms(label, masks, inputs)
     require_weights(label, weights, has_call=call is not None)
-    _require_parameters_and_layout(label, parameters, inputs.layout)
+    require_parameters_and_layout(label, parameters, inputs.layout)
     arguments = {**constructor_arguments(label, constructor), **options.get("arguments", {})}
     signature = None
     if call is None:
@@ -178,18 +178,6 @@ def _class_of(constructor: Callable[..., nn.Module]) -> type[nn.Module]:
             f" {constructor!r}"
         )
     return target
-
-
-def _require_parameters_and_layout(label: str, parameters: object, layout: str) -> None:
-    """Raise ImplementationError for parameters that are no map, and for an unknown layout."""
-    if not (callable(parameters) or isinstance(parameters, Mapping)):
-        raise ImplementationError(
-            f"{label}: parameters must map {KEYS} to names in the module, but is {parameters!r:.80}"
-        )
-    if layout not in TO_LAYOUT:
-        raise ImplementationError(
-            f"{label}: layout must be {' or '.join(map(repr, TO_LAYOUT))}, but is {layout!r}"
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -366,7 +354,7 @@ class ModuleAttention(nn.Module):
 
     def _decoded(self, form: CacheForm, query: Tensor, cache: Any = None) -> tuple[Any, Any]:
         """Call the module at the next positions, which are key and value too, with its cache."""
-        call, target = self.call, cast(Callable[..., Any], self.module)
+        call, target = self.call, self.module
         assert isinstance(call, CallByName)
         if self.layout != "b l d":
             query, _, _ = laid_out(self.layout, query, query, query)

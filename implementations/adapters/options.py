@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 
+from mha.implementations.adapters.axes_of_inputs import TO_LAYOUT
+from mha.implementations.adapters.loading import KEYS
 from mha.implementations.adapters.mask_forms import MaskedNumber, MaskFormat, PaddingConvention
 from mha.implementations.adapters.neutral import Neutral
 from mha.implementations.discovery.errors import ImplementationError
@@ -130,6 +132,18 @@ def require_weights(label: str, weights: object, *, has_call: bool) -> None:
         raise ImplementationError(
             f"{label}: weights must be the name of an attribute or, without call=, a place from 0,"
             f" but is {weights!r}"
+        )
+
+
+def require_parameters_and_layout(label: str, parameters: object, layout: str) -> None:
+    """Raise ImplementationError for parameters that are no map, and for an unknown layout."""
+    if not (callable(parameters) or isinstance(parameters, Mapping)):
+        raise ImplementationError(
+            f"{label}: parameters must map {KEYS} to names in the module, but is {parameters!r:.80}"
+        )
+    if layout not in TO_LAYOUT:
+        raise ImplementationError(
+            f"{label}: layout must be {' or '.join(map(repr, TO_LAYOUT))}, but is {layout!r}"
         )
 
 
