@@ -162,6 +162,8 @@ def cache_of(module_class: type, name: str | None) -> CacheForm | None:
 
     Raises ImplementationError where the class has no such cache.
     """
+    if name is None:  # also of functions, which have no calls of a module
+        return None
     for form in kept_caches(module_class):
         if form.name == name:
             return form
