@@ -43,6 +43,17 @@ class EachCallRaises(Unclear):
         self.raised = [each.calls.raised for each in readings if each.calls.raised]
 
 
+class EquallyNear(Unclear):
+    """Readings of which none is nearer to what a module computes than another.
+
+    readings: the first two.
+    """
+
+    def __init__(self, message: str, readings: Sequence[Candidate]) -> None:
+        super().__init__(message)
+        self.readings = readings
+
+
 def with_formula(candidate: Candidate, outputs: Iterable[Tensor] | None = None) -> Candidate | None:
     """Return the candidate with the formula that gives its outputs on all probes, if there is one.
 
@@ -280,13 +291,14 @@ def _only_one(best: Sequence[Compared]) -> Compared:
     """
     first, *rest = _best(best, lambda each: -_layouts(each.candidate))
     reading = _reading(first.candidate)
-    others = [each.candidate for each in rest if _reading(each.candidate) != reading]
+    others = [each for each in rest if _reading(each.candidate) != reading]
     if not others:
         return first
-    readings = f"{_shown(first.candidate)} or {_shown(others[0])}"
+    readings = f"{_shown(first.candidate)} or {_shown(others[0].candidate)}"
     if len(others) > 1:
         readings = f"{readings} and {len(others) - 1} more"
-    raise Unclear(f"no reading gives what it computes, and several are equally near: {readings}")
+    message = f"no reading gives what it computes, and several are equally near: {readings}"
+    raise EquallyNear(message, [_understood(first), _understood(others[0])])
 
 
 def _layouts(candidate: Candidate) -> int:

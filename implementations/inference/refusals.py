@@ -11,8 +11,9 @@ from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.discovery.raised import Raised, main_one
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.declaration import declaration_advice
-from mha.implementations.inference.nearest_projections import EachCallRaises
+from mha.implementations.inference.nearest_projections import EachCallRaises, EquallyNear
 from mha.implementations.inference.projections import Unclear, parameter_maps
+from mha.implementations.inference.search import with_claims
 
 
 def refusal(
@@ -38,7 +39,7 @@ def refusal(
             f"{label} reads {variables} from its module: {problem}; {advice}"
         )
     unknown = _unknown_inputs(empty)
-    advice = f"{unknown}{_advice(empty, module)}"
+    advice = f"{unknown}{_both_answers(problem) or _advice(empty, module)}"
     if not isinstance(problem, EachCallRaises):
         return ImplementationError(f"{label} needs a declaration: {problem}{advice}")
     tries = [each.raised for each in problems if isinstance(each, EachCallRaises)]
@@ -75,6 +76,23 @@ def _unknown_inputs(empty: Candidate) -> str:
         return ""
     advice = "of no known meaning, and was given None; pass call=... that gives something else"
     return f"; forward also requires {', '.join(unknown)}, {advice}"
+
+
+def _both_answers(problem: Unclear) -> str:
+    """Return the declarations of two readings that are equally near, with their masks and claims.
+
+    It is "" where one of them leaves something else open.
+    """
+    if not isinstance(problem, EquallyNear):
+        return ""
+    answers = []
+    for reading in problem.readings:
+        try:
+            found = with_claims(reading)
+        except Unclear:
+            return ""
+        answers.append(found.declared.line(found.label))
+    return f". Either: {' -- or: '.join(answers)}"
 
 
 def _advice(empty: Candidate, module: nn.Module) -> str:

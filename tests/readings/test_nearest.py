@@ -170,7 +170,7 @@ UNCLEAR: dict[type[nn.Module], str] = {
     Constant: (
         "no reading gives what it computes, and several are equally near: from_module(Constant,"
         " parameters={'w_qkv': 'qkv', 'w_o': 'proj'}) or from_module(Constant, parameters={'w_qkv':"
-        " 'qkv', 'w_o': 'proj'}, layout='l b d'). Declare it below"
+        " 'qkv', 'w_o': 'proj'}, layout='l b d'). Either: from mha.implementations import"
     ),
     RefusesMasks: (
         "each call with a mask raises AttributeError: 'Tensor' object has no attribute 'missing'"
