@@ -128,10 +128,10 @@ def test_norm_that_does_not_matter_is_not_out_of_scope() -> None:
 
 
 class OfUnitLength(Plain):
-    """It normalises queries."""
+    """It normalises its input: normed queries and keys would be read."""
 
-    def place(self, q: Tensor) -> Tensor:
-        return nn.functional.normalize(q, dim=-1)
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(nn.functional.normalize(x, dim=-1), mask)
 
 
 def rms_norm(x: Tensor) -> Tensor:
