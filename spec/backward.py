@@ -16,7 +16,8 @@ Assumptions, in addition to those of `mha.spec.core`:
   log-sum-exp of each row.
 - Sums run in any order. Partial sums may be stored: of each item for weights, of each head for
   inputs. Over ranks, those of each rank may be too, for dQ, dK and dV as well.
-- D is computed as rowsum(P dP) or as dC.o; beside a sink, in parts of a row that are merged, too.
+- D is computed as rowsum(P dP) or as dC.o; in parts of a row that are merged, too, which are
+  differentiated in the accumulator.
 - The softmax takes the maximum of a row as a constant, or differentiates it once.
 - Projections are applied one after the other. If two are multiplied into one, such as W_o W_v,
   gradients may round differently.
@@ -251,6 +252,8 @@ def _score_gradients(core: _Core, precision: Precision) -> Ball:
     rad_difference = d_p.rad + d.rad + SOFTMAX_STEPS * u * size
     # rad dS = rad P (|dP - D| + rad (dP - D)) + P rad (dP - D) + lost
     rad = core.weights.rad * (difference.abs() + rad_difference) + p * rad_difference + lost
+    if precision.rounding.log_normaliser and keys:
+        rad = rad + _of_merged_parts(core, gamma, precision)
     if keys:
         # The maximum of a row, where it is differentiated, gets rowsum(dS), which is 0 except for
         # rounding.
@@ -258,6 +261,26 @@ def _score_gradients(core: _Core, precision: Precision) -> Ball:
         of_sum = (core.weights.size * size).sum(-1, keepdim=True)
         rad = rad + (3 * gamma + SOFTMAX_STEPS * u) * of_sum * may_be_maximum
     return Ball(p * difference, rad.masked_fill(~core.allowed, 0.0))
+
+
+def _of_merged_parts(core: _Core, gamma: Tensor, precision: Precision) -> Tensor:
+    """Return the error of dS of what cancels where parts of a row are merged, (B, H, L, S).
+
+    Part i of a row has its context c_i, its D_i = dC.c_i, and a share of the row. A key of it gets
+    P (dP - D_i) from the context, and P (D_i - D) from the share. D_i is computed twice, as
+    rowsum(P dP) and as dC.c_i, each time as a mean over the part: of any keys, but also of this
+    one. It may be large where the row's own D is small. So with x_l = |dC| |v_l|:
+
+    rad dS_j = (gamma(n + 1) + gamma(d + 1) + 8 u) min(P_j max_l x_l, sum_l P_l x_l)
+
+    gamma: as in `_score_gradients`.
+    """
+    width = core.value.mid.shape[-1]
+    rate = gamma + precision.units.products(width + 1)
+    rate = rate + SOFTMAX_STEPS * precision.softmax.accumulate
+    x = (core.d_context.size @ core.value.size.mT) * core.allowed
+    p = core.weights.size
+    return rate * torch.minimum(p * x.amax(-1, keepdim=True), (p * x).sum(-1, keepdim=True))
 
 
 def _row_sum(core: _Core, d_p: Ball, r: float, gamma: Tensor, u: float) -> Ball:

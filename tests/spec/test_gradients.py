@@ -21,7 +21,9 @@ from mha.spec import (
     Claims,
     Config,
     Implementation,
+    Options,
     Problem,
+    Scores,
     Weights,
     gradients,
     oracle,
@@ -426,3 +428,31 @@ def test_keys_may_be_stored_scaled_below_the_smallest_normal_number() -> None:
 
     assert (found != expected.mid.half()).all()
     assert ((found.double() - expected.mid).abs() <= expected.rad).all()
+
+
+def test_parts_of_a_row_have_gradients_that_cancel() -> None:
+    """The part with the smaller scores has a context of -2, and the row almost one of 0."""
+    query, key, value = (
+        torch.tensor([numbers]).unsqueeze(-1)
+        for numbers in ([-2.0, 0.0, -2.0], [-2.0, 0.0, 4.0, 2.0], [0.0, -2.0, 0.0, -2.0])
+    )
+    key.requires_grad_()
+    scores = 3.0 * query @ key.mT
+    contexts, sums = [], []
+    for part, values in zip(scores.split(2, -1), value.split(2, 1), strict=True):
+        contexts.append(part.softmax(-1) @ values)
+        sums.append(part.logsumexp(-1, keepdim=True))
+    shares = torch.stack(sums).softmax(0)
+    output = (shares * torch.stack(contexts)).sum(0)
+    upstream = torch.tensor([[[-1.0], [0.0], [2.0]]])
+    output.backward(upstream)
+
+    config = Config(d_model=1, n_heads=1, projected=False)
+    weights = Weights.random(config, 0, torch.float32)
+    problem = Problem(config, weights, query, key.detach(), value, Options(scale=3.0))
+    claims = Claims(projections=False, scores=Scores(scale="any"))
+    expected = gradients(problem, claims, upstream)["key"]
+    assert key.grad is not None
+    assert ((key.grad.double() - expected.mid).abs() <= expected.rad).all()
+    # Each of them is still known: the smallest is about 1e-20.
+    assert (expected.rad[:, [0, 1, 3]] < 1e-2 * expected.mid[:, [0, 1, 3]].abs()).all()
