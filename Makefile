@@ -51,7 +51,7 @@ ADAPTERS := $(addprefix mha.implementations.ecosystem., sdpa_backends:math sdpa_
 # Those of kernels; some run for minutes of one core, in interpreters and reference evaluators.
 ADAPTERS += $(addprefix mha.implementations.ecosystem., sdpa_backends:operator flex_kernel:implementation \
 	$(addprefix transformers_functions:, gpt_oss_eager gemma2_eager sdpa_function flex_function mistral mistral_by_sdpa) \
-	jax_attention:implementation jax_splash:implementation mlx_attention:implementation \
+	jax_attention:implementation jax_splash:implementation mlx_attention:implementation ring_merger:implementation \
 	$(addprefix onnx_attention:, reference23 reference25 ort23 ort25 gqa) \
 	$(addprefix sglang_kernels:, extend_attention extend_on_cache context_attention decode_attention merge_state))
 # Of SGLang, whose dependencies need a GPU, only files are loaded. OPTIONS='-k mlx' for some.

@@ -49,9 +49,12 @@ def attend(
     inputs = [query, key, value]
     if mask is not None:
         mask = mask[(None,) * (4 - mask.ndim)]
-    if mask is not None and mask.is_floating_point():  # of -infinity, an empty row would be NaN
-        inputs.append(mask.clamp(min=torch.finfo(mask.dtype).min))
-        mask = None
+    if mask is not None and mask.is_floating_point():
+        # With a bias of -infinity, an empty row is NaN or, beside the causal flag, sees what that
+        # hides, whose scores become 0.7 times the lowest number.
+        hidden = mask == -torch.inf
+        inputs.append(mask.masked_fill(hidden, 0.0))
+        mask = ~hidden
     if local_window_size is not None:  # no number stands for a side without a bound
         longest = query.shape[1] + key.shape[1]
         local_window_size = tuple(longest if w is None else w for w in local_window_size)
