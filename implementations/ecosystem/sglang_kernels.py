@@ -48,20 +48,19 @@ def extend(
     key,
     value,
     cu_seqlens,
-    causal=True,
     sm_scale=None,
     logit_cap=0.0,
     sliding_window_size=-1,
     sinks=None,
     return_lse=False,
 ):
-    """`extend_attention_fwd` without a cache."""
+    """`extend_attention_fwd` without a cache; a window is symmetric without the causal flag."""
     lengths = cu_seqlens.diff()
     lse = query.new_empty(query.shape[:2], dtype=torch.float32) if return_lse else None
     none = (key, value, torch.zeros(1, dtype=torch.int64))
     options = {"sm_scale": sm_scale, "logit_cap": logit_cap, "sinks": sinks, "lse_extend": lse}
     options["sliding_window_size"] = sliding_window_size
-    return extended(query, key, value, causal, lengths, 0 * lengths, none, **options), lse
+    return extended(query, key, value, True, lengths, 0 * lengths, none, **options), lse
 
 
 def extend_cache(query, key, value, cu_seqlens, sm_scale=None, logit_cap=0.0, sinks=None):
@@ -130,6 +129,7 @@ extend_attention = from_kernel(
     name="sglang-extend",
     claims=Claims(
         **OF_TOKENS,
+        always_causal=True,
         value_width=True,
         scores=Scores(**OPTIONS, window=Window("left")),
         lse=Lse(layout="t h"),
