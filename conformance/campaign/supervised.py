@@ -26,6 +26,7 @@ from time import monotonic, sleep
 from typing import IO, Any, NoReturn
 
 from mha.conformance.engine.descendants import adopt_orphans, end_with_parent, kill_descendants
+from mha.conformance.engine.watch import why
 
 Process = subprocess.Popen[bytes]
 # What the allocators of Python, C++ and torch say; the last on GPUs.
@@ -108,16 +109,15 @@ class Supervised:
             status = self.process.wait(GRACE)
         except subprocess.TimeoutExpired:
             return CLOSED
+        if status == -signal.SIGKILL:
+            return KILLED
         if status < 0:
-            with suppress(ValueError):  # a number without a name
-                name = signal.Signals(-status).name
-                return KILLED if name == "SIGKILL" else f"its process was ended by {name}"
-            return f"its process was ended by signal {-status}"
+            return why(status)
         self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - 2000))
         last = (self.errors.read().decode(errors="replace").strip() or " ").splitlines()[-1]
         if OUT_OF_MEMORY.search(last):
             return MEMORY
-        return f"its process exited with status {status}: {last:.300}".rstrip(": ")
+        return f"{why(status)}: {last:.300}".rstrip(": ")
 
     def allow(self, seconds: float) -> None:
         """End the process so many seconds from now."""

@@ -18,6 +18,7 @@ import torch
 
 from mha.conformance.candidates.one import Line, Terms, judge_file
 from mha.conformance.engine.descendants import adopt_orphans, kill_descendants
+from mha.conformance.engine.watch import why
 
 # Of a line, in bytes.
 LONGEST = 1 << 20
@@ -153,7 +154,8 @@ def _supervised(path: Path, terms: Terms) -> Line:
         found = {"outcome": "timeout", "why": f"after {terms.timeout:g} s", "reward": 0.0}
     elif not found:
         _, status = os.waitpid(child, 0)
-        found = {"outcome": "crashed", "why": _end_of(status), "reward": 0.0}
+        end = why(os.waitstatus_to_exitcode(status))
+        found = {"outcome": "crashed", "why": end, "reward": 0.0}
     kill_descendants()
     found["seconds"] = seconds
     return found
@@ -189,10 +191,3 @@ def _read(pipe: int, deadline: float) -> Any:
         return json.loads(text)
     except ValueError:
         return {}
-
-
-def _end_of(status: int) -> str:
-    """Return in words how a process ended."""
-    if os.WIFSIGNALED(status):
-        return f"its process was ended by {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"its process ended with status {os.WEXITSTATUS(status)}"

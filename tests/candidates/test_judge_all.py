@@ -33,7 +33,7 @@ CANDIDATES = {
     "missing": ("x = 1\n", "no kernel", "KeyError: 'kernel'"),
     "syntax": ("def kernel(:\n", "no kernel", "SyntaxError"),
     "exits": ("raise SystemExit(0)\n", "no kernel", "SystemExit"),
-    "ends": ("import os\nos._exit(0)\n", "crashed", "ended with status 0"),
+    "ends": ("import os\nos._exit(0)\n", "crashed", "exited with status 0"),
     "killed": (
         "import os, signal\ndef kernel(q, k, v):\n    os.kill(os.getpid(), signal.SIGKILL)\n",
         "crashed",
