@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import UnionType
@@ -16,9 +16,11 @@ from mha.implementations.adapters.calling import CallByName
 from mha.implementations.adapters.signature import call_parameters, forward_of
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.discovery.loaded import module_named, variables_of
-from mha.spec import Output
+from mha.spec import Claims, Output
 from mha.spec.option_names import listed
 
+# Query, key and value.
+Inputs = tuple[Tensor, Tensor, Tensor]
 # Of an object whose `update(keys, values, layer)` returns all keys and values so far.
 CACHE_NAMES = listed("cache past_key_values past_key_value kv_cache layer_past past_kv past")
 # Of the attribute of a module that holds its cache, and of the methods that make one.
@@ -122,7 +124,7 @@ class CacheForm:
         for name in CACHE_NAMES:
             if name in parameters:
                 yield cls(name, "", positions)
-        maker = _first(MAKERS, vars(module_class))
+        maker = _first(MAKERS, dir(module_class))
         if maker:
             for name in ATTRIBUTES:
                 yield cls(name, maker, positions)
@@ -160,16 +162,15 @@ class CacheForm:
         call: CallByName,
         module: nn.Module,
         target: Callable[..., Any],
-        query: Tensor,
+        inputs: Inputs,
         kept: Kept,
     ) -> tuple[Output, Kept]:
         """Return what a module gives at the next positions, and the cache for those after.
 
         target: what is called, which may be the module itself.
-        query: the next positions, as the module takes them; it is key and value too.
+        inputs: query, key and value at the next positions, as the module takes them.
         """
-        call = call.alone or call
-        start = kept.length
+        call, query, start = call_of(call, inputs), inputs[0], kept.length
         end = start + query.shape[call.length_axis]
         more: dict[str, Any] = {}
         if self.positions:
@@ -178,11 +179,11 @@ class CacheForm:
             more[self.name] = kept.held
             call = replace(call, past=start, keys=end, more=more)
             options = self._options(call, start, end, query)
-            return call(target, query, query, query, **options), Kept(kept.held, end)
+            return call(target, *inputs, **options), Kept(kept.held, end)
         call = replace(call, past=start, keys=LENGTH, more=more)
         options = self._options(call, start, end, query)
         with self._held_by(module, kept.held):
-            return call(target, query, query, query, **options), Kept(kept.held, end)
+            return call(target, *inputs, **options), Kept(kept.held, end)
 
     def _options(self, call: CallByName, start: int, end: int, query: Tensor) -> dict[str, Any]:
         """Return the mask and flags of a call at the positions from `start` to `end`.
@@ -213,7 +214,23 @@ class CacheForm:
         return Kept(kept.held, length)
 
 
-def _first(names: tuple[str, ...], known: Mapping[str, Any]) -> str:
+def inputs_of(claims: Claims, query: Tensor, key: Tensor, value: Tensor) -> Inputs:
+    """Return query, key and value as one tensor where a module takes one.
+
+    Those of a sequence that is decoded are parts of one tensor, which nothing says.
+    """
+    if not claims.cross_attention:
+        return query, query, query
+    return query, key, key if claims.cross_attention == "memory" else value
+
+
+def call_of(call: CallByName, inputs: Inputs) -> CallByName:
+    """Return the call that leaves out a memory where there is none, if that is known."""
+    query, key, value = inputs
+    return call.alone if call.alone and query is key is value else call
+
+
+def _first(names: tuple[str, ...], known: Container[str]) -> str:
     """Return the first of some names that is known, or ""."""
     return next((name for name in names if name in known), "")
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.caches import CACHE_NAMES, CacheForm, Kept
+from mha.implementations.adapters.caches import CACHE_NAMES, CacheForm, Inputs, Kept, call_of
 from mha.implementations.adapters.calling import CallByName
 from mha.implementations.adapters.names import NEUTRAL_NAMES, words_of
 from mha.implementations.adapters.signature import call_parameters, forward_of
@@ -50,11 +50,11 @@ class OwnCache(CacheForm):
         call: CallByName,
         module: nn.Module,
         target: Callable[..., Any],
-        query: Tensor,
+        inputs: Inputs,
         kept: Kept,
     ) -> tuple[Output, Kept]:
         """Return what a module gives at the next positions, and the cache for those after."""
-        call = call.alone or call
+        call, query = call_of(call, inputs), inputs[0]
         end = kept.length + query.shape[call.length_axis]
         call = replace(call, past=kept.length, keys=end, more=self.given(kept))
         all_returned = []
@@ -63,7 +63,7 @@ class OwnCache(CacheForm):
             all_returned.append(target(*args, **named))
             return all_returned[-1]
 
-        output = call(recorded, query, query, query, **self._options(call, kept.length, end, query))
+        output = call(recorded, *inputs, **self._options(call, kept.length, end, query))
         return output, Kept(self.left(module, all_returned[-1], kept), end)
 
 

@@ -18,7 +18,7 @@ from mha.implementations.adapters.built_options import (
     built_options,
     without_sinks,
 )
-from mha.implementations.adapters.caches import CacheForm
+from mha.implementations.adapters.caches import CacheForm, Inputs, inputs_of
 from mha.implementations.adapters.calling import Call, CallByName, call_by_name
 from mha.implementations.adapters.construction import (
     LARGE,
@@ -348,22 +348,23 @@ class ModuleAttention(nn.Module):
     def decode(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
         """Call the module's own `decode`, or the module with its cache; see `mha.spec.Decoder`."""
         if self.adapter.cache is not None:
-            return self._decoded(self.adapter.cache, query, *rest, **named)
+            inputs = inputs_of(self.adapter.claims, query, key, value)
+            return self._decoded(self.adapter.cache, inputs, *rest, **named)
         decode: Any = self.module.decode
         return decode(query, key, value, *rest, **named)
 
-    def _decoded(self, form: CacheForm, query: Tensor, cache: Any = None) -> tuple[Any, Any]:
-        """Call the module at the next positions, which are key and value too, with its cache."""
+    def _decoded(self, form: CacheForm, inputs: Inputs, cache: Any = None) -> tuple[Any, Any]:
+        """Call the module at the next positions with its cache."""
         call, target = self.call, self.module
         assert isinstance(call, CallByName)
         if self.layout != "b l d":
-            query, _, _ = laid_out(self.layout, query, query, query)
+            inputs = laid_out(self.layout, *inputs)
         if cache is None:
-            cache = form.made(call, self.module, query)
+            cache = form.made(call, self.module, inputs[0])
         if self.built_options is not None:
-            target, _ = self.built_options.module_for(self.module, Options(), query)
-        with self.adapter.left_out.during_calls(self.module, query):
-            returned, cache = form.called(call, self.module, target, query, cache)
+            target, _ = self.built_options.module_for(self.module, Options(), inputs[0])
+        with self.adapter.left_out.during_calls(self.module, inputs[0]):
+            returned, cache = form.called(call, self.module, target, inputs, cache)
         output, _ = self._projected(returned)
         return output, cache
 

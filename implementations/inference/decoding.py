@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ def _keeps(candidate: Candidate) -> bool:
     inputs = _sequence(candidate, ONE_BY_ONE[-1])
     others = torch.cat([inputs[:, :1].flip(-1), inputs[:, 1:]], 1)
     formula = replace(candidate.formula, causal="top_left")
-    expected = formula((inputs,) * 3, candidate.weights, None)
+    expected = formula(_three(inputs, candidate.cross_attention), candidate.weights, None)
     with torch.no_grad(), as_found():
         try:
             attention = _built(candidate)
@@ -117,7 +117,8 @@ def _decodes(candidate: Candidate, ends: Sequence[int], edit: str = "") -> bool:
         except Exception:  # the class may raise anything
             return False
     formula = replace(candidate.formula, causal="top_left")
-    expected = formula((expected_inputs,) * 3, candidate.weights, None)
+    all_inputs = _three(expected_inputs, candidate.cross_attention)
+    expected = formula(all_inputs, candidate.weights, None)
     start = middle if edit else 0
     return is_close(decoded[:, start:], expected[:, start:])
 
@@ -141,10 +142,29 @@ def _decoded(
     for start, end in pairwise(ends):
         if change is not None and start == middle:
             cache = change(attention, cache)
-        now = inputs[:, start:end]
-        output, cache = attention.decode(now, now, now, cache)
+        output, cache = _next(attention, inputs[:, start:end], cache)
         outputs.append(output)
     return torch.cat(outputs, 1)
+
+
+def _next(attention: Any, query: Tensor, cache: Any) -> tuple[Tensor, Any]:
+    """Return what an attention decodes at the next positions, and its cache."""
+    inputs = _three(query, attention.adapter.claims.cross_attention)
+    decoded: tuple[Tensor, Any] = attention.decode(*inputs, cache)
+    return decoded
+
+
+def _three(
+    query: Tensor, cross_attention: bool | Literal["memory"]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query, key and value: the query is all of them, unless there may be others.
+
+    cross_attention: as in `Claims`.
+    """
+    if not cross_attention:
+        return query, query, query
+    key = query.flip(-1)
+    return query, key, key if cross_attention == "memory" else query.roll(1, -1)
 
 
 def _used_copy(others: Tensor) -> Callable[[Any, Any], Any]:
@@ -152,7 +172,7 @@ def _used_copy(others: Tensor) -> Callable[[Any, Any], Any]:
 
     def change(attention: Any, cache: Any) -> Any:
         copied = deepcopy(cache)
-        attention.decode(others[:, :1], others[:, :1], others[:, :1], cache)
+        _next(attention, others[:, :1], cache)
         return copied
 
     return change
@@ -167,7 +187,7 @@ def _cropped(others: Tensor, length: int) -> Callable[[Any, Any], Any]:
     """Return what decodes other positions, and crops the cache to the length before them."""
 
     def change(attention: Any, cache: Any) -> Any:
-        _, cache = attention.decode(others[:, :1], others[:, :1], others[:, :1], cache)
+        _, cache = _next(attention, others[:, :1], cache)
         return attention.crop_cache(cache, length)
 
     return change

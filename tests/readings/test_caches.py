@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from mha.implementations import ImplementationError, from_module
 from mha.implementations.adapters.caches import PlainCache
 from mha.implementations.inference.infer import Inference, infer
-from mha.spec import Claims
+from mha.spec import Claims, Config, Weights
 from support.judging import expect_pass, judged
 from support.readings import findings
 
@@ -116,6 +116,19 @@ class Holding(Decoder):
         return self.joined(q, k, v, mask, is_causal=mask is None)
 
 
+class OfMemory(Holding):
+    """Decodes with a memory that grows with its queries, as in torchtune."""
+
+    def forward(  # type: ignore[override]  # a memory
+        self, x: Tensor, y: Tensor, *, mask: Tensor | None = None, input_pos: Tensor | None = None
+    ) -> Tensor:
+        (q, _, _), (_, k, v) = self.heads(x), self.heads(y)
+        if self.kv_cache is not None:
+            self.kv_cache[0, :, :, input_pos], self.kv_cache[1, :, :, input_pos] = k, v
+            k, v = self.kv_cache
+        return self.joined(q, k, v, mask, is_causal=mask is None)
+
+
 EDITED = "; may be copied, reordered, cropped"
 FOUND: dict[type[Decoder], str] = {
     Decoder: f"cache: decodes position by position, and several at once{EDITED}",
@@ -124,6 +137,7 @@ FOUND: dict[type[Decoder], str] = {
         " reordered"
     ),
     Holding: "kv_cache: decodes position by position, and several at once; may be copied",
+    OfMemory: "kv_cache: decodes position by position, and several at once; may be copied",
 }
 
 
@@ -138,6 +152,22 @@ def understood(cls: type[Decoder]) -> Inference:
 @pytest.mark.parametrize("cls", FOUND)
 def test_class_decodes_with_its_cache(cls: type[Decoder]) -> None:
     expect_pass(understood(cls), "INC-1", "INC-2", "INC-3")
+
+
+def test_memory_is_decoded_beside_other_queries() -> None:
+    implementation = understood(OfMemory).implementation
+    assert implementation.claims.cross_attention == "memory"
+    config, generator = Config(d_model=8, n_heads=2), torch.Generator().manual_seed(0)
+    weights = Weights.random(config, 0)
+    attention: Any = implementation.build(config, weights, dtype=torch.float64, device="cpu")
+    query, memory = torch.randn(2, 1, 3, 8, generator=generator, dtype=torch.float64)
+    cache, outputs = None, []
+    for now in range(3):
+        inputs = (x[:, now : now + 1] for x in (query, memory, memory))
+        output, cache = attention.decode(*inputs, cache)
+        outputs.append(output)
+    expected = attention(query, memory, memory, mask=None, is_causal=True).output
+    torch.testing.assert_close(torch.cat(outputs, 1), expected)
 
 
 def test_class_that_decodes_otherwise_is_said_not_to_be_covered() -> None:
