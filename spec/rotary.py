@@ -106,6 +106,14 @@ class QkNorm:
                 f"QkNorm.weight must be one of {words} or None, but is {self.weight!r}"
             )
 
+    @property
+    def places_count(self) -> bool:
+        """Whether rotated scores depend on places, and not on their differences only.
+
+        A norm after a rotation may multiply its columns, or take away their mean.
+        """
+        return not self.before_rotary and (self.weight is not None or self.kind == "layer")
+
     def eps_for(self, dtype: torch.dtype) -> float:
         """Return what is added to the mean of squares of numbers in a dtype."""
         import torch  # not above: claims are read without it

@@ -65,7 +65,7 @@ def rotated_heads_give_the_oracles_result(session: Session, case: Case) -> None:
 @property_of(
     "ROT-1",
     replace(SEVERAL, masks=("none",), passes=("bool",), layouts=DENSE),
-    needs=("rotary", "masks"),
+    needs=("rotary", "masks", "qk_norm.places_count=False|None"),
     requires="SHP-1",
     must_reject=("key_not_rotated",),
     number=2,

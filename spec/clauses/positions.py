@@ -11,8 +11,9 @@ CLAUSES: tuple[Clause, ...] = (
             "Each pair m of columns of the projected queries and keys is turned by its position"
             " times base^(-2m/r), as `Rotary` says: r columns of each head, in halves or"
             " interleaved. Positions count from 0, exactly, however long the sequence is; with a"
-            " cache they go on where it ends. Scores then depend on differences of positions only,"
-            " and gradients are turned back."
+            " cache they go on where it ends, and gradients are turned back. Scores then depend on"
+            " differences of positions only, except where a norm that has weights, or takes away a"
+            " mean, comes after the rotation."
         ),
         why=(
             "Nearly all decoders of today rotate. A weight that was trained with one convention"

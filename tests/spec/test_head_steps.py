@@ -215,3 +215,24 @@ def test_bound_covers_large_and_small_numbers(seed: int) -> None:
         problem = problem.change(query=query)
         output, expected = attention(problem, claims).detach(), oracle(problem, claims).output
         assert bool(((output.double() - expected.mid).abs() <= expected.rad).all())
+
+
+@pytest.mark.parametrize(
+    ("norm", "count"),
+    [
+        (QkNorm(), False),
+        (QkNorm(weight=None, before_rotary=False), False),
+        (QkNorm(before_rotary=False), True),
+        (QkNorm("layer", weight=None, before_rotary=False), True),
+    ],
+    ids=str,
+)
+def test_places_count_where_a_rotation_is_normed_by_column(norm: QkNorm, count: bool) -> None:
+    claims = Claims(rotary=HALVES, qk_norm=norm, grouped_query=True)
+    problem, _ = leaves_of(claims, torch.float64)
+    moved = problem.map_inputs(lambda x: torch.cat([x[:, :3], x], 1))
+    is_hidden = torch.arange(moved.key.shape[1]) < 3
+    moved = moved.change(mask=~is_hidden.view(1, 1, 1, -1))
+    first, second = oracle(problem, claims).output.mid, oracle(moved, claims).output.mid[:, 3:]
+    assert norm.places_count is count
+    assert torch.allclose(first, second, atol=1e-9) is not count
