@@ -12,6 +12,8 @@ CLAUSES: tuple[Clause, ...] = (
             " after them has no effect, even if it is NaN. Causal mask, window, chunks and ALiBi"
             " count places from the item's own lengths, as for the item alone. With numbers of"
             ' queries too (`Claims.lengths="both"`), contexts after an item\'s queries are zero.'
+            " Under the policy `uniform` of MSK-8, the mean of an empty row may be of all values,"
+            " or of the item's own."
         ),
         why=(
             "A cache has room for more than a text has tokens, and what lies there is left from"

@@ -9,7 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from mha.conformance import Case
+from mha.conformance.harness.errors import Discard
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import properties
+from mha.implementations import from_kernel
 from mha.implementations.inference.kernels import infer_kernel
+from mha.spec import Claims
 from support.judging import expect_conforms, expect_fail
 
 CLAUSES = ["LEN-1"]
@@ -140,3 +146,15 @@ def test_required_lengths_are_of_all_tokens_where_a_call_says_none() -> None:
     assert "cache_seqlens of all tokens" in shown
     assert "no known meaning" not in shown
     assert "not judged" not in shown
+
+
+def test_the_mean_of_an_item_without_keys_is_open() -> None:
+    """Its only value comes after its length, so that zeros, which `of_jax` gives, may be a mean."""
+    claims = Claims(
+        projections=False, masks=(), empty_row="uniform", lengths="both", returns_weights=False
+    )
+    implementation = from_kernel(of_jax, layout="b h l d", mask=None, claims=claims)
+    case = Case(B=2, projected=False, lengths="keys")
+    assert 0 in case.problem().options.key_lengths
+    with pytest.raises(Discard, match="its mean may be of the item's own values"):
+        properties()["LEN-1"][0].function(Session(implementation, case), case)
