@@ -39,7 +39,7 @@ KEY_MASK_NAMES = listed(
     """
     key_padding_mask padding_mask pad_mask src_key_padding_mask memory_key_padding_mask key_mask
     context_mask memory_mask encoder_padding_mask kv_mask y_mask valid_mask key_pad_mask
-    src_padding_mask kv_padding_mask k_mask
+    src_padding_mask kv_padding_mask k_mask padding key_padding is_padding is_pad
     """
 )
 # The words of a memory, and of a mask for one beside another that is for self-attention.
@@ -54,6 +54,8 @@ NO_MEMORY_WORDS = frozenset(
 )
 QUERY_WORDS = {"query", "queries", "q", "decoder", "dec", "tgt", "trg", "target"}
 MASK_WORDS = frozenset({"mask", "adj", "adjacency"})
+# Names of masks that say which keys a query sees.
+SEEN_NAMES = listed("keep allowed allow visible visibility may_attend can_attend")
 # Of what hides heads, or queries.
 OTHER_MASKS = listed("head_mask layer_head_mask cross_attn_head_mask q_mask query_mask")
 # The annotations of what is no tensor.
@@ -181,8 +183,10 @@ def is_called_mask(name: str) -> bool:
 
     >>> is_called_mask("q_mask"), is_called_mask("adj"), is_called_mask("masked")
     (True, True, False)
+    >>> is_called_mask("allowed"), is_called_mask("keep_prob")
+    (True, False)
     """
-    return not MASK_WORDS.isdisjoint(words_of(name))
+    return name in SEEN_NAMES or not MASK_WORDS.isdisjoint(words_of(name))
 
 
 def is_causal_flag(name: str, default: object) -> bool:

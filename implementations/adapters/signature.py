@@ -197,7 +197,8 @@ def _mask_names(
         of_memory = _masks_of_memory(unknown, parameters)
         if of_memory:
             return of_memory[0], None
-    named = {name: p for name, p in parameters.items() if not isinstance(p.default, bool | str)}
+    no_tensor = bool | int | float | str
+    named = {name: p for name, p in parameters.items() if not isinstance(p.default, no_tensor)}
     of_padding = first_known(PADDING_NAMES, named) if padding else None
     others = [name for name in OPTION_NAMES["mask"] if name != of_padding]
     mask = first_known(others, named)

@@ -8,7 +8,7 @@ from mha.implementations.inference.probes import SHAPES, Probe, is_close
 
 
 def moves_positions(masked: Candidate) -> bool:
-    """Return whether padding masks of a format hide keys, and the positions of later tokens as well.
+    """Return whether padding masks of a format hide keys, and move the positions of later tokens.
 
     As where `mask.cumsum(-1) - 1` are the positions, for batches that are padded on the left. The
     contract has no such mask: each entry acts on its own key only (clause MSK-6).

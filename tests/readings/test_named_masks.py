@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from mha.implementations.adapters.signature import signature_of
 from mha.implementations.inference.infer import infer
 from support.judging import judged
 from support.readings import expect_read
@@ -258,3 +260,19 @@ def test_word_in_a_name_does_not_decide() -> None:
     assert "not judged   mask_value, mask_type, block_mask  [unless declared]" in infer(
         OtherMasks
     ).report(400)
+
+
+def keeps(x: Tensor, keep: Tensor | None = None, padding: Tensor | None = None) -> Tensor:
+    raise NotImplementedError
+
+
+def convolves(x: Tensor, padding: int = 1, keep: float = 0.9) -> Tensor:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("function", "masks"), [(keeps, ("keep", "padding")), (convolves, (None, None))]
+)
+def test_masks_need_no_word_for_one(function: Any, masks: tuple[str | None, ...]) -> None:
+    found = signature_of(inspect.signature(function).parameters, padding=True)
+    assert (found.mask, found.padding) == masks
