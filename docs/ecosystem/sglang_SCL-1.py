@@ -1,5 +1,6 @@
 # sglang 0.5.23, extend_attention_fwd: `sm_scale or 1.0 / (Lq**0.5)`, so that a scale of 0 is the default, where
 # context_attention_fwd has `if sm_scale is None`; and a window of 0, the query's own key, is no window (`SLIDING_WINDOW_SIZE > 0`).
+# A sink takes no part in the maximum: 89 above the scores, its exponential makes the log-sum-exp infinite.
 # In Triton's interpreter; what the file asks of the device is answered as where there is no GPU.
 import importlib
 import os
@@ -42,3 +43,6 @@ print("weights by default", last_row())
 print("with a scale of 0 ", last_row(sm_scale=0.0))
 print("with a window of 1", last_row(sliding_window_size=1))
 print("with a window of 0", last_row(sliding_window_size=0))
+lse = torch.empty(L, 1)
+last_row(sinks=torch.tensor([0.0]), lse_extend=lse, sm_scale=-100.0 / k[0].sum().item())
+print("log-sum-exp of the score -100 and a sink of 0:", lse[0, 0].item())
