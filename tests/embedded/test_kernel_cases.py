@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mha.conformance import judge_kernel
-from mha.spec import Claims, Packed, Scores
+from mha.conformance import judge_kernel, kernel_cases
+from mha.conformance.embedded.order import ORDER
+from mha.spec import Claims, Lse, Packed, Scores
+from support.gallery_kernels import CANDIDATES_CLAIM, RIGHT, kernel_of_fault
 
 SINGLE = Claims(projections=False, returns_weights=False, masks=(), causal=None, dtypes={"float32"})
 
@@ -95,3 +97,26 @@ def test_chunks_are_tried(late: int, conforms: bool) -> None:
 def test_claims_that_no_case_tries_are_refused(claim: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="would pass unseen"):
         judge_kernel(attend, replace(SINGLE, **claim))
+
+
+@pytest.mark.parametrize("name", ["MaskForgottenBesideWindow", "SinkOfTheKeyHead"])
+def test_options_are_tried_in_pairs(name: str) -> None:
+    claims = CANDIDATES_CLAIM
+    pairs = []
+    for case in kernel_cases(claims):
+        if "beside" in case.about or "share keys" in case.about:
+            pairs.append(case)
+    report = judge_kernel(kernel_of_fault(name), claims, cases=pairs, seconds=60)
+    assert len(report.failing.split(", ")) == 1
+    assert judge_kernel(kernel_of_fault(RIGHT), claims, cases=pairs, seconds=60).conforms
+
+
+def test_cases_come_in_the_order_that_was_measured() -> None:
+    claims = replace(CANDIDATES_CLAIM, dtypes={"bfloat16", "float32"}, lse=Lse(), value_width=True)
+    cases = kernel_cases(claims)
+    assert cases[0].about == "plain: more keys than a tile"
+    titles = [f"{case.clause}: {case.about}" for case in cases]
+    half = [case.dtype for case in cases].index("float32")
+    assert {case.dtype for case in cases[half:]} == {"float32"}
+    # Long cases are tried in one dtype.
+    assert list(dict.fromkeys(titles[:half]))[: len(ORDER)] == list(ORDER)
