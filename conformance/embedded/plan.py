@@ -11,6 +11,8 @@ from mha.spec.claims import Claims, smallest_from
 
 # Half precision comes first: that is what kernels are written for, and where little is seen.
 DTYPES = ("bfloat16", "float32", "float16", "float64")
+# So many cases are tried in both dtypes at once; of the others, the second dtype comes last.
+IN_BOTH = 8
 # Masks that each kind needs the claims of.
 NEEDED = {
     "padding": ("bool", "per_item_mask"),
@@ -44,9 +46,14 @@ def kernel_cases(claims: Claims, *, seed: int = 0, budget: int | None = None) ->
             fitted = _fitted(replace(case, dtype=dtype, seed=seed * 1000 + number), claims)
             if fitted is not None and fitted not in cases:
                 cases.append(fitted)
-    # What only the second dtype finds is rare, so that it comes last.
-    cases.sort(key=lambda case: (case.dtype != dtypes[0], _place(case)))
+    cases.sort(key=lambda case: _order(case, is_second=case.dtype != dtypes[0]))
     return cases[:budget]
+
+
+def _order(case: KernelCase, *, is_second: bool) -> tuple[bool, int]:
+    """Return the order of a case: what its second dtype finds, its first cases find."""
+    place = _place(case)
+    return is_second and place >= IN_BOTH, place
 
 
 def _place(case: KernelCase) -> int:

@@ -69,17 +69,9 @@ def kernel_of(implementation: Implementation) -> Kernel:
         sinks: Tensor | None = None,
         alibi_slopes: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        given: dict[str, Any] = {"scale": scale, "softcap": softcap, "chunk": attention_chunk}
-        if window_size != (-1, -1):
-            given["window"] = tuple(None if side < 0 else side for side in window_size)
-        if sinks is not None:
-            given["sinks"] = tuple(sinks.tolist())
-        if alibi_slopes is not None:
-            slopes = alibi_slopes.tolist()
-            given["alibi"] = tuple(tuple(x) if isinstance(x, list) else x for x in slopes)
+        given = options_of(scale, window_size, attention_chunk, softcap, sinks, alibi_slopes)
         if implementation.claims.lse is not None:
             given["return_lse"] = True
-        given = {name: each for name, each in given.items() if each is not None}
         sizes = query.shape[1], key.shape[1], query.shape[3], query.dtype
         if sizes not in modules:
             modules[sizes] = built_for(implementation, query, key)
@@ -92,6 +84,27 @@ def kernel_of(implementation: Implementation) -> Kernel:
         return (context, output.lse) if output.lse is not None else context
 
     return kernel
+
+
+def options_of(
+    scale: float | None,
+    window_size: tuple[int, int],
+    chunk: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    slopes: Tensor | None,
+) -> dict[str, Any]:
+    """What a call says about the scores, as modules take it; what it does not say is left out."""
+    given: dict[str, Any] = {"scale": scale, "softcap": softcap, "chunk": chunk}
+    if window_size != (-1, -1):
+        given["window"] = tuple(None if side < 0 else side for side in window_size)
+    if sinks is not None:
+        given["sinks"] = tuple(sinks.tolist())
+    if slopes is not None and slopes.ndim == 1:
+        given["alibi"] = tuple(slopes.tolist())
+    elif slopes is not None:
+        given["alibi"] = tuple(map(tuple, slopes.tolist()))
+    return {name: each for name, each in given.items() if each is not None}
 
 
 def built_for(implementation: Implementation, query: Tensor, key: Tensor) -> Any:
