@@ -217,10 +217,16 @@ class Candidate:
             changes["norm_weights"] = norm.over
         fitting = self.sizes.fit_head_dim(CONFIG.head_dim)
         if "own_head_dim" in self.claims:
-            changes["d_head"] = OWN_HEAD_DIM
+            changes["d_head"] = self._own_head_dim
         elif fitting != CONFIG.head_dim:
             changes["d_head"] = fitting
         return replace(CONFIG, **{**changes, **self.trial.changes})
+
+    @property
+    def _own_head_dim(self) -> int:
+        """A claimed width of a head that is not that of d_model by the number of heads."""
+        width = self.sizes.fit_head_dim(OWN_HEAD_DIM)
+        return self.sizes.fit_head_dim(width + 1) if width == CONFIG.head_dim else width
 
     @property
     def weights(self) -> Weights:

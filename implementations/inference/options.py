@@ -11,7 +11,11 @@ import torch
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import policy_of
-from mha.implementations.inference.nearest_projections import returns_outputs, with_formula
+from mha.implementations.inference.nearest_projections import (
+    outputs_of,
+    returns_outputs,
+    with_formula,
+)
 from mha.implementations.inference.probes import CONFIG, Probe, biased_roles, is_close
 from mha.implementations.inference.projections import FEWER_KEY_HEADS, Unclear, Undeclarable
 from mha.implementations.process.pristine import as_found
@@ -38,7 +42,7 @@ def find_own_head_dim(candidate: Candidate) -> Candidate:
     if {"head_dim", "config"}.isdisjoint(fields):
         return candidate
     claiming = candidate.claiming(own_head_dim=True)
-    if candidate.explained and claiming.passes(_computes_formula):
+    if candidate.explained and _gives_formula(claiming):
         return claiming
     tried = replace(claiming, explained=False)
     explained = with_formula(tried)
@@ -48,6 +52,15 @@ def find_own_head_dim(candidate: Candidate) -> Candidate:
     if is_assumed and returns_outputs(tried):
         return candidate.claiming(own_head_dim=True)
     return _noting_one_width(candidate)
+
+
+def _gives_formula(tried: Candidate) -> bool:
+    """Return whether plain calls give the formula, before it is known how they are causal."""
+    outputs = outputs_of(tried)
+    for output, probe in zip(outputs, tried.probes, strict=False):
+        if not is_close(output, tried.formula(probe.inputs, tried.weights, None)):
+            return False
+    return len(outputs) == len(tried.probes)
 
 
 def _noting_one_width(candidate: Candidate) -> Candidate:

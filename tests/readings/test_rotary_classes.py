@@ -408,8 +408,22 @@ class OfWidths(OfTablesOfHalves):
         self.w_o = nn.Linear(n_heads * head_dim, d_model)
 
 
-def test_width_of_rotated_heads_is_their_own() -> None:
-    claims = infer(OfWidths).implementation.claims
+class OfWidthsInEights(OfWidths):
+    """Turns a quarter of each head, so that widths are multiples of 8; is always causal."""
+
+    def turned(self, x: Tensor, *tables: Tensor) -> Tensor:
+        assert x.shape[-1] // self.n_heads % 8 == 0
+        assert tables[0].shape[-1] in (1, x.shape[-1] // self.n_heads // 4)
+        return super().turned(x, *tables)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor | None) -> Tensor:
+        hidden = torch.full((q.shape[1], q.shape[1]), -torch.inf).triu(1)
+        return super().attend(q, k, v, hidden.to(q))
+
+
+@pytest.mark.parametrize("cls", [OfWidths, OfWidthsInEights])
+def test_width_of_rotated_heads_is_their_own(cls: type[nn.Module]) -> None:
+    claims = infer(cls).implementation.claims
     assert claims.own_head_dim
     assert claims.rotary is not None
 
