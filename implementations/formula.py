@@ -62,10 +62,10 @@ def normed(x: Tensor, norm: QkNorm, weight: Tensor | None) -> Tensor:
         x = x - x.mean(axes, keepdim=True)
     squares = x.square()
     if norm.kind == "l2":
-        total = squares.sum(axes, keepdim=True)
+        length = squares.sum(axes, keepdim=True).sqrt()
+        x = x / length.clamp(min=norm.eps_for(x.dtype) ** 0.5)
     else:
-        total = squares.mean(axes, keepdim=True)
-    x = x * (total + norm.eps_for(x.dtype)).rsqrt()
+        x = x * (squares.mean(axes, keepdim=True) + norm.eps_for(x.dtype)).rsqrt()
     if weight is None or norm.weight is None:
         return x
     if norm.weight == "offset":

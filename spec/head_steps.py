@@ -111,7 +111,18 @@ class Norm:
 
     def root(self, x: Tensor) -> Tensor:
         """Return r of exact numbers."""
-        return (self.total(self.centred(x).square()) + self.eps).sqrt()
+        total = self.total(self.centred(x).square())
+        if self.norm.kind == "l2":
+            return total.sqrt().clamp(min=math.sqrt(self.eps))
+        return (total + self.eps).sqrt()
+
+    def follows(self, x: Tensor) -> Tensor | float:
+        """Return 1 where r changes with the numbers, and 0 where it is the least length, which does
+        not.
+        """
+        if self.norm.kind == "l2":
+            return (self.total(x.square()) > self.eps).to(x)
+        return 1.0
 
     def centred(self, x: Tensor) -> Tensor:
         """Return c of exact numbers."""
@@ -176,7 +187,7 @@ class Norm:
         """Return dc of exact numbers x and dy."""
         scaled, r = self._scale(d_y), self.root(x).to(d_y)
         h = self.centred(x).to(d_y) / r
-        return (scaled - h * self.total(scaled * h)) / r
+        return (scaled - h * self.follows(x) * self.total(scaled * h)) / r
 
     def pulled_back(self, x: Tensor, d_y: Tensor) -> Tensor:
         """Return dx of exact numbers x and dy."""
@@ -195,7 +206,8 @@ class Norm:
         p = Ball(d_h.mid * h.mid, d_h.rad * h.size + d_h.mid.abs() * h.rad)
         of_mean, mean_size = self.total(p.mid), self.total(size * h.size)
         rad_mean = self.total(p.rad) + (gamma + steps) * mean_size + lost
-        back = d_h.mid - h.mid * of_mean
+        follows = self.follows(x.mid)
+        back = d_h.mid - follows * h.mid * of_mean
         rad = d_h.rad + h.rad * (of_mean.abs() + rad_mean) + h.mid.abs() * rad_mean
         sizes = size + h.size * mean_size
         if self.norm.kind == "layer":

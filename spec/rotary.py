@@ -74,7 +74,7 @@ class QkNorm:
     """Queries and keys are divided by a norm after their projections (clause QKN-1).
 
     kind: "rms", x / sqrt(mean(x^2) + eps); "layer", the same with x less its mean; "l2",
-        x / sqrt(sum(x^2) + eps), so that scores are cosines.
+        x / sqrt(max(sum(x^2), eps)), so that scores are cosines.
     over: the columns of each "head" on its own, or the whole "width" of all heads.
     before_rotary: whether it comes before a rotation, or after it.
     eps: what is added to the mean of squares; None for 2 u of the dtype, or of float32 in half
@@ -115,7 +115,7 @@ class QkNorm:
         return not self.before_rotary and (self.weight is not None or self.kind == "layer")
 
     def eps_for(self, dtype: torch.dtype) -> float:
-        """Return what is added to the mean of squares of numbers in a dtype."""
+        """Return what is added to the mean of squares of numbers in a dtype; or their least sum."""
         import torch  # not above: claims are read without it
 
         wide = torch.promote_types(dtype, torch.float32)

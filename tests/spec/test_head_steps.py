@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mha.implementations.formula import normed
 from mha.spec import (
     Claims,
     Config,
@@ -24,6 +25,10 @@ from mha.spec import (
     gradients,
     oracle,
 )
+from mha.spec.bounds import Ball
+from mha.spec.head_steps import Norm
+from mha.spec.rotation import Sized
+from mha.spec.units import units_of
 from support.effort import tried
 
 HALVES, NEIGHBOURS = Rotary(), Rotary(500000.0, "interleaved", part=0.5)
@@ -236,3 +241,18 @@ def test_places_count_where_a_rotation_is_normed_by_column(norm: QkNorm, count: 
     first, second = oracle(problem, claims).output.mid, oracle(moved, claims).output.mid[:, 3:]
     assert norm.places_count is count
     assert torch.allclose(first, second, atol=1e-9) is not count
+
+
+def test_length_below_the_least_one_is_that_and_does_not_change() -> None:
+    norm = QkNorm("l2", eps=1e-24, weight=None)
+    x = torch.tensor([[3e-13, 4e-13, 0.0], [3e-5, 4e-5, 0.0]], dtype=torch.float64)
+    x = x.view(1, 1, 2, 3).requires_grad_()
+    upstream = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64).expand_as(x)
+    (gradient,) = torch.autograd.grad(F.normalize(x, dim=-1), x, upstream)
+    step = Norm.of(norm, None, 3, norm.eps_for(x.dtype), units_of(torch.float64))
+    torch.testing.assert_close(step.exact(x), F.normalize(x, dim=-1))
+    torch.testing.assert_close(normed(x, norm, None), F.normalize(x, dim=-1))
+    torch.testing.assert_close(step.pulled_back(x, upstream), gradient)
+    exact = Ball.exact(x.detach())
+    back, _ = step.backward(exact, Sized(Ball.exact(upstream), upstream.abs()))
+    torch.testing.assert_close(back.ball.mid, gradient)
