@@ -106,13 +106,24 @@ def fit_sizes(row: dict[str, Any], claims: Claims) -> dict[str, Any]:
         fitted["n_kv_heads"] = 1
     if sizes.n_heads is not None:
         fitted["n_heads"] = smallest_from(sizes.n_heads, row["n_heads"])
-    fitted["head_dim"] = sizes.fit_head_dim(row["head_dim"])
+    fitted["head_dim"] = sizes.fit_head_dim(max(row["head_dim"], least_head_dim(claims)))
     multiple = sizes.length_multiple
     for name in ("L", "S"):
         fitted[name] = -(-row[name] // multiple) * multiple
         if sizes.max_length is not None:
             fitted[name] = min(fitted[name], sizes.max_length // multiple * multiple)
     return fitted
+
+
+def least_head_dim(claims: Claims) -> int:
+    """Return the least width of a head of which a layer norm leaves more than signs.
+
+    >>> from mha.spec import QkNorm
+    >>> least_head_dim(Claims()), least_head_dim(Claims(qk_norm=QkNorm("layer")))
+    (1, 3)
+    """
+    norm = claims.qk_norm
+    return 3 if norm is not None and norm.kind == "layer" else 1
 
 
 def claimed_variants(names: tuple[str, ...], claims: Claims) -> tuple[str, ...]:

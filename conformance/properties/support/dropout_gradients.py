@@ -119,7 +119,9 @@ def _slack(session: Session, problem: Problem) -> Tensor:
     units = units_of(problem.query.dtype, session.claims.rounding)
     weights = session.expected(problem).weights
     terms = problem.query.shape[1] + problem.key.shape[1] + 2 * problem.config.d_model + 8
-    return 2 * (weights.rad + (units.products(terms) + 4 * units.store) * weights.size)
+    error = weights.rad.nan_to_num(nan=1.0).clamp(max=1.0)  # weights are from 0 to 1
+    size = weights.mid.abs() + error
+    return 2 * (error + (units.products(terms) + 4 * units.store) * size)
 
 
 def _magnitudes(case: Case, x: Tensor) -> Tensor:

@@ -14,6 +14,9 @@ from mha.conformance.properties.support.shared_assertions import rows_of, with_o
 from mha.spec import Problem
 from mha.spec.dtypes import traits_of
 
+# How far sums of squares of normed keys stay below the largest number.
+SQUARES = 8
+
 
 def expect_unread(
     session: Session, problem: Problem, hidden: Tensor, generator: torch.Generator, why: str
@@ -36,7 +39,8 @@ def expect_unread(
         unchanged &= ~replaced
     compared = unchanged & replaced.any(-1, keepdim=True)
     assume(bool(compared.any()), "each query that sees none of the replaced keys is replaced, too")
-    noise = _other_numbers(problem, generator)
+    is_normed = session.claims.qk_norm is not None
+    noise = _other_numbers(problem, generator, is_normed=is_normed)
     base = session(problem).output
     expected = cache(partial(session.expected, problem))
     for name, tensor in problem.distinct(("key", "value")).items():
@@ -71,22 +75,33 @@ def _hidden_from_one_query(hidden: Tensor, generator: torch.Generator) -> Tensor
     return hidden[torch.arange(len(hidden)), query]
 
 
-def _other_numbers(problem: Problem, generator: torch.Generator) -> Tensor:
-    """Return numbers like a key (B, S, kdim): normal ones, or, half of the time, huge ones."""
+def _other_numbers(problem: Problem, generator: torch.Generator, *, is_normed: bool) -> Tensor:
+    """Return numbers like a key (B, S, kdim): normal ones, or, half of the time, huge ones.
+
+    is_normed: whether keys are divided by a norm.
+    """
     noise = torch.randn(problem.key.shape, generator=generator, dtype=torch.float64)
     noise = noise.to(problem.query.device)
     if torch.rand((), generator=generator) < 0.5:
-        return _of_finite_scores(problem, noise * traits_of(problem.query.dtype).noise)
+        huge = noise * traits_of(problem.query.dtype).noise
+        return _of_finite_scores(problem, huge, is_normed=is_normed)
     return noise
 
 
-def _of_finite_scores(problem: Problem, key: Tensor) -> Tensor:
-    """Return a key (B, S, kdim), smaller where its scores might overflow: inf - inf is NaN."""
+def _of_finite_scores(problem: Problem, key: Tensor, *, is_normed: bool) -> Tensor:
+    """Return a key (B, S, kdim), smaller where its scores might overflow: inf - inf is NaN.
+
+    Neither may its squares, if it is normed: a variance of infinity makes NaN of numbers.
+    """
     weights, heads = problem.weights.to(torch.float64), (-1, problem.config.head_dim)
     q = F.linear(problem.query.double(), weights.w_q, weights.b_q).unflatten(-1, heads)
     k = F.linear(key, weights.w_k, weights.b_k).unflatten(-1, heads)
     largest = q.norm(dim=-1).amax() * k.norm(dim=-1).amax()
-    return key * min(1.0, float(torch.finfo(problem.query.dtype).max / 2 / largest))
+    most = torch.finfo(problem.query.dtype).max
+    factor = float(most / 2 / largest)
+    if is_normed:
+        factor = min(factor, float((most / SQUARES) ** 0.5 / k.flatten(-2).norm(dim=-1).amax()))
+    return key * min(1.0, factor)
 
 
 def _first_few(places: list[int], most: int = 4) -> str:
