@@ -98,7 +98,7 @@ class ForgetsItsValues(Returned):
 class OfPositions(ForgetsItsValues):
     """Its callers may mean other positions than ours."""
 
-    def forward(  # type: ignore[override]  # it is called by name
+    def forward(
         self, x: Tensor, past: Any = None, use_cache: bool = False, position_ids: Any = None
     ) -> Any:
         return super().forward(x, past, use_cache)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.declared import Declared
 from mha.implementations.inference.plainer import plain_settings
+from mha.implementations.inference.projections import ParameterMap
 from mha.implementations.inference.understanding import _without_options
 from mha.implementations.inference.unused import unused_options
 
@@ -48,7 +49,7 @@ class Scaled(nn.Module):
 
 
 def test_a_window_and_a_factor_of_positions_are_set_so_that_they_add_nothing() -> None:
-    parameters = {"w_qkv": "qkv", "w_o": "out"}
+    parameters: ParameterMap = {"w_qkv": "qkv", "w_o": "out"}
     claims = {"causal": None, "cross_attention": False, "bias": {False}}
     declared = Declared(Scaled, "Scaled", parameters=parameters, claims=claims)
     arguments = {"d_model": "d_model", "n_heads": "n_heads"}
