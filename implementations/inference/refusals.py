@@ -39,7 +39,7 @@ def refusal(
             f"{label} reads {variables} from its module: {problem}; {advice}"
         )
     unknown = _unknown_inputs(empty)
-    advice = f"{unknown}{_both_answers(problem) or _advice(empty, module)}"
+    advice = f"{unknown}{_advice(empty, module, problem)}"
     if not isinstance(problem, EachCallRaises):
         return ImplementationError(f"{label} needs a declaration: {problem}{advice}")
     tries = [each.raised for each in problems if isinstance(each, EachCallRaises)]
@@ -95,7 +95,11 @@ def _both_answers(problem: Unclear) -> str:
     return f". Either: {' -- or: '.join(answers)}"
 
 
-def _advice(empty: Candidate, module: nn.Module) -> str:
+def _advice(empty: Candidate, module: nn.Module, problem: Unclear) -> str:
+    """Return what to declare: one of two readings, if these are all that is left open."""
+    answers = _both_answers(problem)
+    if answers:
+        return answers
     try:
         return declaration_advice(empty.label, parameter_maps(module, empty.config)[0])
     except Unclear:
