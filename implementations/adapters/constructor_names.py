@@ -39,7 +39,7 @@ CONSTRUCTOR_NAMES: dict[str, tuple[str, ...]] = {
         """,
         "head_dim": """
             head_dim d_head dim_head d_k d_v head_size attn_head_dim attention_head_size d_kv
-            attention_head_dim head_dims dim_heads dim_per_head head_width c_hidden dk d_h dh
+            attention_head_dim head_dims dim_heads dim_per_head head_width c_hidden dk dv d_h dh
         """,
         "score_scalar": " ".join(SCALARS),
         "bias": "bias use_bias attention_bias add_bias with_bias",
