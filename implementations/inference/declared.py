@@ -258,6 +258,7 @@ class DeclaredKernel(Declared):
         "masked_number",
         "mask_attribute",
         "beside",
+        "padding",
         "causal_by_default",
         "layout",
         "contiguous",
@@ -304,9 +305,8 @@ class DeclaredKernel(Declared):
         return self.signature.scores.get(option, ())
 
     def signature_with(self, *, padding: bool) -> Signature:
-        """Return what they mean; `from_kernel` declares no mask of padding beside another one."""
-        del padding
-        found = self.axes.with_heads(self.constructor, super().signature_with(padding=False))
+        """Return what they mean if one mask is of key padding, or if none is."""
+        found = self.axes.with_heads(self.constructor, super().signature_with(padding=padding))
         if self.claimed("lengths"):
             return found.with_lengths(self.forward_parameters)
         return found

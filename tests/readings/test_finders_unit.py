@@ -13,6 +13,7 @@ from torch import Tensor
 from mha.implementations.discovery.raised import Raised
 from mha.implementations.inference.alibi import ALIBI
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.declared import DeclaredKernel
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.mask_search import find_masks, given_a_mask
 from mha.implementations.inference.nearest_masks import nearest_format
@@ -223,7 +224,7 @@ def test_a_mask_is_tried_in_each_call_only_where_it_changes_what_is_raised(
 
     plain = stub(masked, answer)
     plain.call(plain.probes[0].inputs)
-    assert bool([*given_a_mask([plain])]) == needs_mask
+    assert any(given_a_mask([plain])) == needs_mask
 
 
 @pytest.mark.parametrize(("place", "expected"), [("mine.py, line 7", True), ("", False)])
@@ -261,3 +262,26 @@ def test_a_mask_of_padding_that_moves_positions_is_not_judged(moves: bool) -> No
     candidate = candidate.trying(formula=formula).declaring(mask_shape="b s")
     assert moves_positions(candidate) == moves
     assert not moves_positions(candidate.claiming(rotary=None))
+
+
+def with_padding(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+) -> Tensor:
+    """Add a mask, and hide keys of padding."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    if key_padding_mask is not None:
+        scores = scores.masked_fill(key_padding_mask[:, None, None], -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def test_a_kernel_may_have_a_mask_of_padding_beside_another_one() -> None:
+    declared = DeclaredKernel(with_padding, "with_padding", claims={"causal": None})
+    found = find_masks(Candidate(declared, explained=True)).declared
+    assert (found.mask, found.padding) == ("additive", "drop")
+    assert 'padding="drop"' in found.code("with_padding")
