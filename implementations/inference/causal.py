@@ -18,7 +18,13 @@ from mha.implementations.inference.causal_flags import (
     with_idle_constructor_flag,
 )
 from mha.implementations.inference.nearest_projections import influence
-from mha.implementations.inference.probes import EQUAL_LENGTHS, GENERAL, Probe, is_close
+from mha.implementations.inference.probes import (
+    EQUAL_LENGTHS,
+    GENERAL,
+    Probe,
+    additive,
+    is_close,
+)
 from mha.implementations.inference.projections import Unclear
 from mha.spec import causal_mask
 from mha.spec.claims import Alignment
@@ -113,9 +119,29 @@ def _with_alignment(candidate: Candidate) -> Candidate:
     alignment = _alignment(claiming)
     if alignment != "top_left":
         claiming = claiming.claiming(causal=alignment)
-    if candidate.declared.mask and not candidate.formula.causal and not _combines(claiming):
-        claiming = claiming.claiming(causal_with_mask=False)
-    return claiming
+    if not candidate.declared.mask or candidate.formula.causal:
+        return claiming
+    if not _combines(claiming):
+        return claiming.claiming(causal_with_mask=False)
+    return _with_forms_that_combine(claiming)
+
+
+def _with_forms_that_combine(candidate: Candidate) -> Candidate:
+    """Claim only the forms of masks that do not raise in causal calls, as boolean ones do not.
+
+    `mask & causal` is of booleans, though a fused kernel may add other masks in other calls.
+    """
+    probe, mask = _masked_probe(candidate)
+    forms = {*candidate.claimed("masks")}
+    for form, given in (("float", additive(mask)), ("int", mask.long())):
+        if not {"bool", form} <= forms:
+            continue
+        with sdpa_kernel(SDPBackend.MATH):
+            if candidate.call(probe.inputs, mask=given, is_causal=True) is None:
+                forms.remove(form)
+    if forms == {"bool"}:
+        return candidate.without_claims("masks")
+    return candidate.claiming(masks=forms)
 
 
 def _hint(candidate: Candidate) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 from mha.implementations.discovery.raised import Raised
 from mha.implementations.inference.alibi import ALIBI
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.causal import find_causal
 from mha.implementations.inference.declared import DeclaredKernel
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.mask_search import find_masks, given_a_mask
@@ -285,3 +286,23 @@ def test_a_kernel_may_have_a_mask_of_padding_beside_another_one() -> None:
     found = find_masks(Candidate(declared, explained=True)).declared
     assert (found.mask, found.padding) == ("additive", "drop")
     assert 'padding="drop"' in found.code("with_padding")
+
+
+def with_flag(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
+    raise NotImplementedError
+
+
+def test_forms_of_masks_that_raise_in_causal_calls_are_not_claimed() -> None:
+    """As those of `mask & causal`, before a fused kernel that adds other masks."""
+
+    def answer(candidate: Candidate, inputs: Any, options: dict[str, Any]) -> Tensor | None:
+        mask, is_causal = options.get("mask"), options.get("is_causal", False)
+        if is_causal and mask is not None and mask.is_floating_point():
+            return None
+        return of_formula(candidate, inputs, Options(mask, is_causal), Scores())
+
+    candidate = stub(with_flag, answer).declaring(mask="keep")
+    found = find_causal(candidate.claiming(masks={"bool", "float"}))
+    assert set(found.claimed("masks")) == {"bool"}
