@@ -30,14 +30,18 @@ from mha.spec.scores import AlibiForm
 Normalise = Callable[[Tensor], Tensor]
 
 
-def rotated(x: Tensor, rotary: Rotary, positions: Tensor) -> Tensor:
+def rotated(
+    x: Tensor, rotary: Rotary, positions: Tensor, frequencies: torch.dtype = torch.float64
+) -> Tensor:
     """Return heads (B, heads, length, d_k) that are rotated by their positions.
 
     positions: broadcastable to (B, heads, length).
+    frequencies: the dtype that these are rounded to.
     """
     width = rotary.width(x.shape[-1])
     exponents = torch.arange(0, width, 2, device=x.device, dtype=torch.float64) / width
-    angles = positions.unsqueeze(-1).double() * rotary.base**-exponents
+    rounded = (rotary.base**-exponents).to(frequencies)
+    angles = positions.unsqueeze(-1).double() * rounded.double()
     if rotary.direction == "backward":
         angles = -angles
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
@@ -73,17 +77,23 @@ def normed(x: Tensor, norm: QkNorm, weight: Tensor | None) -> Tensor:
     return x * weight.view(-1, 1, x.shape[-1])
 
 
-def on_the_way(x: Tensor, claims: Claims, weight: Tensor | None, positions: Tensor) -> Tensor:
+def on_the_way(
+    x: Tensor,
+    claims: Claims,
+    weight: Tensor | None,
+    positions: Tensor,
+    frequencies: torch.dtype = torch.float64,
+) -> Tensor:
     """Return projected queries or keys (B, heads, length, d_k), normed and rotated as claimed.
 
     weight: of the norm; see `normed`.
-    positions: see `rotated`.
+    positions, frequencies: see `rotated`.
     """
     norm, rotary = claims.qk_norm, claims.rotary
     if norm and norm.before_rotary:
         x = normed(x, norm, weight)
     if rotary:
-        x = rotated(x, rotary, positions)
+        x = rotated(x, rotary, positions, frequencies)
     if norm and not norm.before_rotary:
         x = normed(x, norm, weight)
     return x

@@ -10,13 +10,15 @@ from torch import Tensor
 
 from mha.conformance.faults.base import CALLED, Complete
 from mha.conformance.faults.fault import fault
-from mha.implementations.formula import normed, rotated
+from mha.implementations.formula import normed, on_the_way, rotated
 from mha.spec import QkNorm, Rotary, Scores
 
 RIGHT = "rotated_heads_give_the_oracles_result"
 NORMED = "normed_heads_give_the_oracles_result"
 # Half of each head is rotated, by a base that is not the usual one.
 ROTATED = replace(CALLED, scores=Scores(), rotary=Rotary(base=500000.0, part=0.5))
+# Of widths up to 8, one pair, whose frequency is 1.
+QUARTER = replace(ROTATED, rotary=Rotary(part=0.25))
 WITH_CACHE = replace(ROTATED, decodes=True)
 NORMED_HEADS = replace(CALLED, scores=Scores(), rotary=Rotary(), qk_norm=QkNorm(eps=1e-2))
 NORMED_WIDTH = replace(NORMED_HEADS, qk_norm=QkNorm(over="width"))
@@ -188,3 +190,25 @@ class DividedByTheLength(Complete):
 
     def on_the_way(self, heads: Tensor, role: str) -> Tensor:
         return super().on_the_way(heads, role) / math.sqrt(heads.shape[-1])
+
+
+@fault(
+    "ROT-1",
+    claims=QUARTER,
+    dtype="bfloat16",
+    caught_by="frequencies_are_not_rounded",
+    trigger="positions far from the start",
+    script_shows=False,
+    source="https://github.com/huggingface/transformers/pull/29285",
+)
+@fault(
+    "ROT-1",
+    claims=QUARTER,
+    caught_by="positions_of_long_sequences_are_exact",
+)
+class FrequenciesInBfloat16(Complete):
+    """Frequencies are in a buffer, which is rounded where the module is cast to bfloat16."""
+
+    def on_the_way(self, heads: Tensor, role: str) -> Tensor:
+        weight = getattr(self, f"{role}_norm", None)
+        return on_the_way(heads, self.claims, weight, self.positions(heads), torch.bfloat16)

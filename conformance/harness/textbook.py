@@ -33,11 +33,13 @@ class TextbookAttention(Holder):
 
     allowed: what the masks of the last call allow, boolean (B, H, L, S).
     options: of the last call.
+    frequencies: the dtype that those of a rotation are rounded to.
     joins_causal: the causal flag arrives as part of the mask, as where an adapter translates it.
     """
 
     allowed: Tensor
     options = Options()
+    frequencies = torch.float64
     joins_causal = False
 
     def __init__(
@@ -106,7 +108,7 @@ class TextbookAttention(Holder):
         weight = getattr(self, f"{role}_norm", None)
         if weight is not None:
             weight = computable(weight)
-        return on_the_way(heads, self.claims, weight, self.positions(heads))
+        return on_the_way(heads, self.claims, weight, self.positions(heads), self.frequencies)
 
     def split(self, projected: Tensor, role: str) -> Tensor:
         """Split (B, length, heads * d_k) into heads (B, heads, length, d_k)."""

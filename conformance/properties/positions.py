@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -11,6 +12,7 @@ from mha.conformance.cases.domain import (
     BOTH,
     BOUNDED,
     DENSE,
+    HALF,
     MODERATE,
     MOST_VALUES,
     WITH_GRADIENT,
@@ -20,8 +22,15 @@ from mha.conformance.cases.mask_kinds import BOOLEAN, COMMON, FLOAT
 from mha.conformance.cases.transforms import as_claimed, zeroed
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close
 from mha.conformance.harness.session import Session
+from mha.conformance.harness.textbook import TextbookAttention
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.support.decoded_sequence import DecodedSequence
+from mha.conformance.properties.support.directed_errors import (
+    Known,
+    assume_modelled,
+    expect_errors_of_rounding,
+)
+from mha.conformance.properties.support.directions import Direction
 from mha.conformance.properties.support.domains import DECODING
 from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
@@ -31,6 +40,8 @@ from mha.conformance.properties.support.shared_assertions import (
     expect_result,
 )
 from mha.spec import Claims
+from mha.spec.rounding_graph import RoundingGraph
+from mha.spec.sizes import smallest_from
 
 # Of one key the weight is 1, wherever it is.
 SEVERAL = Domain(
@@ -45,6 +56,8 @@ SEVERAL = Domain(
 TRAINED = replace(SEVERAL, masks=COMMON, modes=WITH_GRADIENT, dtypes=BOUNDED, layouts=DENSE)
 # More than there are whole numbers in a row in bfloat16.
 MANY_POSITIONS = 300
+# So many that rounded frequencies turn the fastest pairs by half a radian.
+FAR_POSITIONS = 512
 
 
 @property_of(
@@ -127,7 +140,9 @@ def _expect_effect(session: Session, case: Case, without: Claims, says: str) -> 
 )
 def positions_of_long_sequences_are_exact(session: Session, case: Case) -> None:
     """Positions above 256, the last whole number without a gap in bfloat16, are right."""
-    width = session.claims.sizes.fit_head_dim(8)
+    assert session.claims.rotary
+    # Four pairs: the frequency of the first is 1, whatever becomes of the others.
+    width = session.claims.sizes.fit_head_dim(round(8 / session.claims.rotary.part))
     n_heads = min(session.claims.sizes.n_heads or {1})
     long = replace(
         case,
@@ -249,3 +264,60 @@ def gradients_have_the_norm(session: Session, case: Case) -> None:
     problem = case.problem()
     assume_finite(session, problem)
     expect_gradients(session, problem, None, "with normed queries and keys")
+
+
+@property_of(
+    "ROT-1",
+    replace(
+        SEVERAL,
+        masks=("none",),
+        values=("normal",),
+        inputs=("self",),
+        dtypes=HALF,
+        layouts=DENSE,
+        variants=("plain",),
+        need_weights=(False,),
+        max_length=2,
+    ),
+    needs="rotary",
+    requires="SHP-1",
+    must_reject=("coarse_frequencies",),
+    max_cases=1,
+    number=8,
+)
+def frequencies_are_not_rounded(session: Session, case: Case) -> None:
+    """In half precision, angles far from the start are not those of rounded frequencies.
+
+    The bound of each element, which may have rounded cosines, would allow for them.
+    """
+    assume_modelled(session, case, changed_heads=True)
+    sizes, length = session.claims.sizes, FAR_POSITIONS
+    if sizes.max_length is not None:
+        length = min(length, sizes.max_length)
+    far = replace(
+        case,
+        B=2,
+        n_heads=smallest_from(sizes.n_heads or {2}, 2),
+        head_dim=sizes.fit_head_dim(64),
+        L=length,
+        S=length,
+    )
+    problem = replace(far, n_kv_heads=1 if session.claims.multi_query else None).problem()
+    output = session(problem).output
+    expect_errors_of_rounding(session, far, problem, output, defects=_rounded_frequencies)
+
+
+def _rounded_frequencies(graph: RoundingGraph, known: Known) -> Iterator[Direction]:
+    """Yield what frequencies that are rounded to the dtype of the inputs do to the output."""
+    problem = known.problem
+    rounded = TextbookAttention(
+        known.claims, problem.config, problem.weights.to(torch.float64), torch.Generator()
+    )
+    rounded.frequencies = problem.query.dtype
+    inputs = (x.double() for x in (problem.query, problem.key, problem.value))
+    with torch.no_grad():
+        change = rounded(*inputs, is_causal=problem.is_causal).output - graph.output
+    dtype = str(problem.query.dtype).removeprefix("torch.")
+    more = f"frequencies were {{}} of the way to those that are rounded to {dtype}"
+    less = f"frequencies were {{}} of the way from those that are rounded to {dtype}"
+    yield Direction({"output": change}, more, less)

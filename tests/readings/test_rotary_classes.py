@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from mha.conformance.faults.base import Complete, complete, implementation_of
+from mha.conformance.faults.positions import NORMED_HEADS
 from mha.implementations import ImplementationError
 from mha.implementations.adapters.converted import converted
 from mha.implementations.adapters.names import NEUTRAL_NAMES
 from mha.implementations.adapters.tables import tables_in
 from mha.implementations.inference.infer import infer
-from mha.spec import Sizes
+from mha.spec import QkNorm, Sizes
 from support.judging import expect_pass, judged, verdict_of
 from support.readings import expect_read
 from support.right_classes import Heads
@@ -445,3 +446,9 @@ def test_table_of_sines_and_cosines_is_found_and_given(cls: type[nn.Module], lay
     assert (rotary.pairs, rotary.tables) == ("interleaved", "given")
     assert f'rotation_layout="{layout}"' in result.declaration
     assert result.not_covered == ()
+
+
+def test_a_norm_with_weights_after_a_rotation_conforms() -> None:
+    """Its scores depend on more than differences of positions."""
+    claims = replace(NORMED_HEADS, qk_norm=QkNorm(before_rotary=False))
+    expect_pass(implementation_of(Complete, claims), "ROT-1")

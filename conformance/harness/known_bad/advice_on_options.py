@@ -130,6 +130,11 @@ OF_OPTIONS: dict[str, tuple[str, str]] = {
         "ROT-1",
         "`first * cos - second * sin, second * cos + first * sin`, in this order.",
     ),
+    "the frequencies of the rotation": (
+        "ROT-1",
+        "Make frequencies and angles in float32 in each call: a buffer of them is rounded where the"
+        " module is cast.",
+    ),
     "the base of the rotation": (
         "ROT-1",
         "Take the base (`rope_theta`) from the model that the weights are of.",

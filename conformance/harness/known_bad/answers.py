@@ -39,6 +39,7 @@ from mha.conformance.harness.known_bad.options import (
     WINDOW_IGNORED,
 )
 from mha.conformance.harness.known_bad.positions import (
+    COARSE_FREQUENCIES,
     KEY_NOT_ROTATED,
     NO_EPS,
     NORM_IGNORED,
@@ -234,6 +235,7 @@ ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "ignores_rotary": ROTARY_IGNORED.attention,
     "key_not_rotated": KEY_NOT_ROTATED.attention,
     "other_pairs": OTHER_PAIRS.attention,
+    "coarse_frequencies": COARSE_FREQUENCIES.attention,
     "restarts": POSITIONS_RESTART.attention,
     "ignores_norm": NORM_IGNORED.attention,
     "norm_over_others": NORM_OVER_OTHERS.attention,

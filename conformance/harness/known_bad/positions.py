@@ -81,6 +81,13 @@ def _positions_restart(self: TextbookAttention, x: Tensor) -> Tensor:
     return torch.arange(x.shape[2], device=x.device)
 
 
+def _with_coarse_frequencies(self: TextbookAttention, heads: Tensor, role: str) -> Tensor:
+    """Round frequencies as a buffer of a module in half precision is."""
+    narrow = heads.dtype if heads.dtype == torch.float16 else torch.bfloat16
+    self.frequencies = narrow
+    return TextbookAttention.on_the_way(self, heads, role)
+
+
 ROTARY_IGNORED = _other(
     "rotary_ignored", "queries and keys are not rotated", rotary=lambda rotary: None
 )
@@ -92,6 +99,11 @@ OTHER_PAIRS = _other(
     "the pairs of columns that are rotated are the other ones: halves for neighbours, or neighbours"
     " for halves",
     rotary=_with_other_pairs,
+)
+COARSE_FREQUENCIES = defect(
+    "coarse_frequencies",
+    "the frequencies of the rotation are rounded to half precision",
+    on_the_way=_with_coarse_frequencies,
 )
 POSITIONS_RESTART = defect(
     "positions_restart",
@@ -159,6 +171,7 @@ def rotations() -> Iterator[Defect]:
     for base in BASES:
         text = f"the base of the rotation is {base:.0f}"
         yield _other(f"base_{base:.0f}", text, rotary=_with_base(base))
+    yield COARSE_FREQUENCIES
     yield POSITIONS_RESTART
 
 

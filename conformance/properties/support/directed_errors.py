@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -19,7 +19,7 @@ from mha.conformance.properties.support.directions import Direction, directions
 from mha.conformance.properties.support.shared_assertions import refuses
 from mha.spec import Claims, Problem
 from mha.spec.directed import Allowance, allowance, allowances
-from mha.spec.rounding_graph import rounding_graph
+from mha.spec.rounding_graph import RoundingGraph, rounding_graph
 
 # About how many directions a case has, as far as memory goes.
 MOST_DIRECTIONS = 12
@@ -131,12 +131,14 @@ def expect_errors_of_rounding(
     problem: Problem,
     output: RecordedTensor,
     claims: Claims | None = None,
+    defects: Defects | None = None,
 ) -> None:
     """Expect rounding to explain the error of an output (B, L, D) along each direction.
 
     claims: say how it rounds; those of the session by default.
+    defects: what is looked for; by default the small defects of `directions`.
     """
-    known = Known(case, problem, claims or session.claims)
+    known = Known(case, problem, claims or session.claims, defects)
     exact = exact_output(known)
     finite = bool((output.tensor.isfinite() | ~exact.known).all())
     expect(finite, f"{output.code} is not finite in a row that has keys")
@@ -161,6 +163,16 @@ class Known:
     case: Case
     problem: Problem
     claims: Claims
+    defects: Defects | None = None
+
+
+# Yields what defects would do to an output.
+Defects = Callable[[RoundingGraph, Known], Iterable[Direction]]
+
+
+def small_defects(graph: RoundingGraph, known: Known) -> Iterable[Direction]:
+    """Yield the directions that every output is looked at along."""
+    return directions(graph, known.case)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,12 +189,13 @@ def exact_output(known: Known) -> ExactOutput:
 
     def solve() -> ExactOutput:
         graph = rounding_graph(known.problem, known.claims)
-        found = list(directions(graph, known.case))
+        found = list((known.defects or small_defects)(graph, known))
         parts = allowances(graph, [each.change["output"] for each in found])
         return ExactOutput(graph.output, graph.known, list(zip(found, parts, strict=True)))
 
     size = 2 * MOST_DIRECTIONS * known.problem.query.numel()  # of outputs, and of contexts
-    return kept.answer(known.problem, ("directed", known.claims, known.case), size, solve)
+    question = ("directed", known.claims, known.case, known.defects)
+    return kept.answer(known.problem, question, size, solve)
 
 
 def _assertion(session: Session, found: Tested) -> list[str]:
