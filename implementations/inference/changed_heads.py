@@ -67,7 +67,7 @@ def with_changed_heads(candidates: Sequence[Candidate], module: nn.Module) -> li
     """
     if not candidates:
         return []
-    functions = functions_of(candidates[0])
+    functions = _functions_of_any(candidates)
     turns = bool(functions & TURNING)
     norms = bool(functions & (NORMALISING | ROOTS))
     rotations: list[Rotary | None] = [None]
@@ -128,6 +128,19 @@ def _with_scale(candidate: Candidate) -> Candidate:
     return candidate if isinstance(scale, str) else candidate.claiming(scale=scale)
 
 
+def _functions_of_any(candidates: Sequence[Candidate]) -> frozenset[str]:
+    """Return what the first candidate calls whose calls return, and those before it.
+
+    With inputs in another layout, a call may raise before it comes to a norm.
+    """
+    functions = frozenset[str]()
+    for each in candidates:
+        functions |= functions_of(each)
+        if outputs_of(each):
+            break
+    return functions
+
+
 def with_given_rotation(candidate: Candidate, module: nn.Module) -> Candidate:
     """Return an explained candidate with the rotation by what its calls are given, if that is one.
 
@@ -144,16 +157,25 @@ def with_given_rotation(candidate: Candidate, module: nn.Module) -> Candidate:
     # Tables are made here, by any base; only where positions are given, the class has its own.
     are_given = meanings != {"places"}
     bases = BASES[:1] if are_given else tuple(bases_of(module))
-    norm = candidate.claimed("qk_norm")
+    norms = _at_both_places(candidate.claimed("qk_norm"))
     for layout, rotary in product(layouts, _rotations(bases, directions=("forward",))):
         if are_given:
             rotary = replace(rotary, tables="given")
         turned = candidate.declaring(rotation_layout=layout).claiming(rotary=rotary)
-        changes = [Change(rotary, norm), Change(replace(rotary, direction="backward"), norm)]
+        changes = list[Change]()
+        for direction, each in product((rotary, replace(rotary, direction="backward")), norms):
+            changes.append(Change(direction, each))
         explained = _explained(turned, changes, [candidate.formula])
         if explained:
             return explained
     return candidate
+
+
+def _at_both_places(norm: QkNorm | None) -> list[QkNorm | None]:
+    """Return a norm that was found without a rotation, before it and after it."""
+    if norm is None or norm.over == "width":
+        return [norm]
+    return [norm, replace(norm, before_rotary=False)]
 
 
 def _rotations(
