@@ -12,6 +12,7 @@ NAVIGATION: Mapping[str, Mapping[str, str]] = {
     "How to": {
         "Judge a class": "how-to/class.md",
         "Judge a kernel": "how-to/kernel.md",
+        "Judge at every save": "how-to/watch.md",
         "Judge a library": "how-to/plugin.md",
         "Judge in CI": "how-to/ci.md",
         "Judge inside a program": "embedding.md",
