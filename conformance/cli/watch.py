@@ -77,9 +77,11 @@ class Watch:
         self.found: dict[Key, Verdict] = {}
         self.failing: dict[Key, tuple[Verdict, str]] = {}
         self.profile = settings.profile
+        self.declarations: dict[str, str] = {}
         self.status = 2
         self.begun = monotonic()
         workers.between, workers.heard = self.look, self.note
+        workers.declarations = self.declarations
 
     def run(self) -> int:
         """Judge at each save, until Ctrl-C."""
@@ -216,7 +218,7 @@ class Watch:
                 self.printer.folded(f"{name}: {said}")
             return
         # What is wrong later may not be understood.
-        self.workers.declarations[self.target] = inference.declaration
+        self.declarations[self.target] = inference.declaration
         new = [row for row in inference.rows if row not in self.rows]
         self.rows = inference.rows
         if new:

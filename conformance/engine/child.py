@@ -126,7 +126,7 @@ def _judge_what_comes(tasks: SimpleQueue[Any], say: Say) -> None:
 
 
 def _found(
-    targets: Sequence[str], declarations: Mapping[str, str], say: Say, *, is_heard: bool
+    targets: Sequence[str], declarations: Mapping[str, str] | None, say: Say, *, is_heard: bool
 ) -> dict[str, Resolved] | None:
     """Import all that is judged, in order, and say what it is; return it by the target.
 
@@ -137,7 +137,6 @@ def _found(
     """
     from mha.conformance.engine import subjects
     from mha.conformance.settings import by_name
-    from mha.conformance.sources import modules_since
     from mha.implementations.process.pristine import torch_changes
 
     loading, before = "", set(sys.modules)
@@ -149,7 +148,7 @@ def _found(
 
     with nullcontext() if is_heard else _muted():
         try:
-            found = _find(targets, declarations, note)
+            found = _find(targets, declarations or {}, note)
             chosen = by_name(found.resolved)
         except ValueError as error:
             say({"error": str(error)})
@@ -158,7 +157,9 @@ def _found(
             say({"error": f"{loading!r} cannot be used: {INTERRUPTED}"})
             return None
         finally:
-            if is_heard:
+            if is_heard and declarations is not None:
+                from mha.conformance.sources import modules_since
+
                 say({"files": modules_since(before)})
     known = {
         "found": subjects.written(list(chosen.values())),

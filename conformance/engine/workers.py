@@ -110,8 +110,9 @@ class Workers:
     until: when the run is over, by the monotonic clock, 0 for never.
     heard: is given each verdict when it is reached.
     between: is called between two looks at the processes; what it raises ends the run.
-    files: those of the user's that were imported, with their places in packages.
-    declarations: by target, how it was understood before, for where it cannot be inferred again.
+    declarations: by target, how it was understood before, for where it cannot be inferred again;
+        None where nothing is judged again.
+    files: those of the user's that were imported, with their places in packages, where it is.
     unread: verdicts that were reached, but not yielded before `judge_all` was closed.
     """
 
@@ -120,7 +121,8 @@ class Workers:
         self.timeout, self.until = CALL_TIMEOUT, 0.0
         self.heard: Callable[[Verdict], object] = lambda _: None
         self.between: Callable[[], object] = lambda: None
-        self.files, self.declarations = dict[str, str](), dict[str, str]()
+        self.files = dict[str, str]()
+        self.declarations: dict[str, str] | None = None
         self.unread: list[Verdict] = []
         self.members: list[Worker] = []
         self._targets: tuple[str, ...] = ()
