@@ -112,9 +112,11 @@ def _computed_heads(session: Session, problem: Problem, output: RecordedTensor) 
         return f"{n_heads} heads of width {config.d_head}, so {context}"
     # What a view of heads of that width gives comes first: where S = 1, any number of heads does.
     usual = config.d_model // max(config.d_model // n_heads, 1)
+    # Weights of norms, and of keys that heads share, are for heads of one width.
+    of_one_width = bool(config.norm_weights) or config.kv_heads != n_heads
     for other in (usual, *range(1, config.d_model + 1)):
-        if other == n_heads or config.d_model % other or config.norm_weights:
-            continue  # weights of norms are for heads of one width
+        if other == n_heads or config.d_model % other or of_one_width:
+            continue
         expected = session.expected(problem.change(config=replace(config, n_heads=other))).output
         if bool(((output.tensor.double() - expected.mid).abs() <= expected.rad).all()):
             heads = "one head" if other == 1 else f"{other} heads"

@@ -147,7 +147,8 @@ class NeverRefuses(TextbookAttention):
         """Build one head where heads of an equal width do not fill the model."""
         self.fits = config.n_heads > 0 and config.inner_width % config.n_heads == 0
         if not self.fits:
-            config = replace(config, n_heads=1)
+            config = replace(config, n_heads=1, n_kv_heads=None)
+            weights = _of_one_head(weights, config.d_model)
         super().__init__(claims, config, weights, generator)
 
     def on_the_way(self, heads: Tensor, role: str) -> Tensor:
@@ -158,6 +159,15 @@ class NeverRefuses(TextbookAttention):
         """Make the inputs fit first."""
         query, key, value = (_fit(x, inputs[0], self.config.d_model) for x in inputs)
         return super().attend((query, key, value), options)
+
+
+def _of_one_head(weights: Weights, d_model: int) -> Weights:
+    """Return weights whose keys and values have all columns, as where heads share fewer."""
+    changed = {}
+    for name, tensor in weights.named():
+        if name in ("w_k", "b_k", "w_v", "b_v") and len(tensor):
+            changed[name] = tensor[torch.arange(d_model) % len(tensor)]
+    return replace(weights, **changed)
 
 
 class HidesNan(TextbookAttention):
