@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.mask_effects import with_convention
-from mha.implementations.inference.probes import SHAPES, Probe, is_close
+from mha.implementations.inference.probes import CONVENTIONS, SHAPES, Probe, is_close
 
 
 def moves_positions(masked: Candidate) -> bool:
@@ -17,8 +17,10 @@ def moves_positions(masked: Candidate) -> bool:
     is_padding = SHAPES[declared.mask_shape] == "bs" and not declared.padding
     if not is_padding or masked.cross_attention or not masked.claimed("rotary"):
         return False
-    conventions = "keep", "drop"
-    return any(with_convention(masked, each).passes(_leaves_out_tokens) for each in conventions)
+    for convention in CONVENTIONS[:2]:
+        if with_convention(masked, convention).passes(_leaves_out_tokens):
+            return True
+    return False
 
 
 def _leaves_out_tokens(tried: Candidate, probe: Probe) -> bool:
