@@ -8,6 +8,15 @@ from dataclasses import dataclass, fields
 from functools import cache
 from itertools import combinations, product
 
+from lattice.head_axes import (
+    CONFIGS,
+    HEAD_AXES,
+    HEAD_RULES,
+    ONE_INPUT,
+    OWN_TABLES,
+    has_head_axes,
+)
+
 # The values of each axis; each is an ordinary convention of published code.
 AXES: dict[str, tuple[str, ...]] = {
     "layout": ("b l d", "l b d"),
@@ -75,19 +84,19 @@ AXES: dict[str, tuple[str, ...]] = {
     "softmax": ("own", "float32"),
     "dropout": ("none", "weights", "output", "both"),
 }
-ONE_INPUT = ("x", "hidden_states")
 ONE_MEMORY = ("x_context", "x_memory")
 FUSED = ("qkv", "qkv_by_head", "qkv_interleaved", "conv1d")
 STACKED_KV = ("q_kv", "kv_by_head")
 LAYERS = ("q_proj", "W_q", "to_q", "query")
 # Projections whose biases are separate objects, so that one of them may be left out.
 SEPARATE = (*LAYERS, "heads", "role_lists", "matrices", "tensors")
-CONFIGS = ("config", "hf_config")
 # Shapes of masks that differ between queries.
 PER_QUERY = ("broadcast", "rank 4", "l s", "b l s", "b 1 l s", "(b h) l s", "b h l s", "l s b")
 CAUSAL_ALWAYS = ("always", "buffer", "constructor")
-# Random points that are compared for each new one.
-CANDIDATES = 40
+# The points of `AXES` alone come first, and then those that have `HEAD_AXES` too; and how many
+# random points are compared for each new one, of which a run of the tests has the time.
+PLAIN_POINTS, PLAIN_CANDIDATES = 400, 40
+HEAD_POINTS, HEAD_CANDIDATES = 160, 8
 FINITE = ("lowest", "lowest_times", "1e9", "1e9_times")
 
 
@@ -111,6 +120,17 @@ class Point:
     fill: str = "inf"
     softmax: str = "own"
     dropout: str = "none"
+    rotary: str = "none"
+    part: str = "whole"
+    tables: str = "inside"
+    base: str = "fixed"
+    decode: str = "none"
+    norm: str = "none"
+    over: str = "head"
+    place: str = "before"
+    norm_weight: str = "scale"
+    eps: str = "1e-6"
+    window: str = "none"
 
     def __str__(self) -> str:
         shown = (
@@ -138,7 +158,22 @@ class Point:
     @property
     def may_be_empty(self) -> bool:
         """Whether a query may have no allowed key."""
-        return self.masked or self.causal == "flag_bottom_right"
+        return self.masked or self.causal == "flag_bottom_right" or self.window_may_be_empty
+
+    @property
+    def window_may_be_empty(self) -> bool:
+        """Whether a query may have no key in its window, as where there are fewer keys."""
+        return self.window != "none" and not self.self_attention
+
+    @property
+    def tabled(self) -> bool:
+        """Whether it has a table of so many positions, for which its constructor asks."""
+        return self.causal == "buffer" or self.tables == "buffer"
+
+    @property
+    def turns(self) -> bool:
+        """Whether queries and keys are rotated by their own positions, from any start."""
+        return self.rotary != "none" and self.tables in OWN_TABLES
 
     @property
     def per_query(self) -> bool:
@@ -233,6 +268,8 @@ def _fill_and_masks(p: Mapping[str, str]) -> bool:
         return True
     if (mask, padding) != ("none", "none") or causal == "flag_bottom_right":
         return fill != "inf"
+    if p.get("window", "none") != "none":
+        return True  # `head_axes` has what windows ask for
     return fill in (("inf", "sdpa") if causal == "none" else ("inf", "lowest", "1e9", "sdpa"))
 
 
@@ -259,6 +296,7 @@ RULES = (
     _fill_and_masks,
     _softmax,
     _causal,
+    *HEAD_RULES,
 )
 
 
@@ -270,47 +308,71 @@ def is_possible(values: Mapping[str, str]) -> bool:
     return all(rule(values) for rule in RULES)
 
 
-def possible_pairs() -> list[Pair]:
+def possible_pairs(axes: Mapping[str, tuple[str, ...]] = AXES) -> list[Pair]:
     """Return every two values of two axes that some class may combine."""
-    columns = [list(product([axis], values)) for axis, values in AXES.items()]
+    columns = [list(product([axis], values)) for axis, values in axes.items()]
     pairs = (pair for one, other in combinations(columns, 2) for pair in product(one, other))
     return [pair for pair in pairs if is_possible(dict(pair))]
 
 
+def head_pairs() -> list[Pair]:
+    """Return every two values of which at least one is of `HEAD_AXES`."""
+    pairs = possible_pairs(AXES | HEAD_AXES)
+    return [pair for pair in pairs if any(axis in HEAD_AXES for axis, _ in pair)]
+
+
 @cache
-def points(count: int = 400) -> tuple[Point, ...]:
-    """Return the points of the lattice, always the same.
+def points(plain: int = PLAIN_POINTS, with_heads: int = HEAD_POINTS) -> tuple[Point, ...]:
+    """Return the points of the lattice, always the same: those without `HEAD_AXES` first.
+
+    plain, with_heads: of each kind only so many, the first ones.
+    """
+    found = _covering(AXES, possible_pairs(), plain, PLAIN_CANDIDATES)
+    found += _covering(AXES | HEAD_AXES, head_pairs(), with_heads, HEAD_CANDIDATES)
+    return tuple(Point(**values) for values in found)
+
+
+def _covering(
+    axes: Mapping[str, tuple[str, ...]], pairs: list[Pair], count: int, compared: int
+) -> list[dict[str, str]]:
+    """Return so many points, as values of axes, that combine pairs of values.
 
     They are chosen one by one: of several random points that combine the next pair of values that
     no point combines, the one with the most such pairs. Once each pair is combined, the next round
     begins.
     """
-    generator, found = random.Random(0), dict[Point, None]()
-    wanted = dict.fromkeys(possible_pairs())
+    generator, found = random.Random(0), dict[tuple[str, ...], dict[str, str]]()
+    wanted = dict.fromkeys(pairs)
     while len(found) < count:
         if not wanted:
-            wanted = dict.fromkeys(possible_pairs())
+            wanted = dict.fromkeys(pairs)
         pair = next(iter(wanted))
-        candidates = [drawn for _ in range(CANDIDATES) if (drawn := _drawn(dict(pair), generator))]
+        candidates = list[dict[str, str]]()
+        for _ in range(compared):
+            drawn = _drawn(axes, dict(pair), generator)
+            if drawn and (axes is AXES or has_head_axes(drawn)):
+                candidates.append(drawn)
         if not candidates:  # of values that no class combines, because of a third axis
             del wanted[pair]
             continue
-        best = max(candidates, key=lambda each: sum(pair in wanted for pair in _pairs(each)))
-        found[Point(**best)] = None
-        for covered in _pairs(best):
+        best = max(candidates, key=lambda each: sum(pair in wanted for pair in _pairs(axes, each)))
+        found[tuple(best[axis] for axis in axes)] = best
+        for covered in _pairs(axes, best):
             wanted.pop(covered, None)
-    return tuple(found)
+    return list(found.values())
 
 
-def _pairs(values: Mapping[str, str]) -> Iterator[Pair]:
-    return combinations(((axis, values[axis]) for axis in AXES), 2)
+def _pairs(axes: Mapping[str, tuple[str, ...]], values: Mapping[str, str]) -> Iterator[Pair]:
+    return combinations(((axis, values[axis]) for axis in axes), 2)
 
 
-def _drawn(values: dict[str, str], generator: random.Random) -> dict[str, str] | None:
+def _drawn(
+    axes: Mapping[str, tuple[str, ...]], values: dict[str, str], generator: random.Random
+) -> dict[str, str] | None:
     """Return values of all axes that can be combined, some of them given; None after a dead end."""
-    for axis in generator.sample(list(AXES), len(AXES)):
+    for axis in generator.sample(list(axes), len(axes)):
         if axis not in values:
-            possible = [value for value in AXES[axis] if is_possible(values | {axis: value})]
+            possible = [value for value in axes[axis] if is_possible(values | {axis: value})]
             if not possible:
                 return None
             values[axis] = generator.choice(possible)

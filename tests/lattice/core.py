@@ -69,7 +69,7 @@ def weigh_lines(point: Point, masking: Masking) -> list[str]:
 
 def attend_lines(point: Point, masking: Masking) -> list[str]:
     """Return the lines of `forward` that set `context` and `weights`."""
-    lines = _scaled(point)
+    lines = scale_lines(point)
     if point.core == "sdpa":
         return lines + _sdpa(point, masking)
     if point.fill == "raises":
@@ -103,7 +103,7 @@ def _refuse_empty(masking: Masking) -> list[str]:
     return [*lines, "if not seen.any(-1).all():", raises]
 
 
-def _scaled(point: Point) -> list[str]:
+def scale_lines(point: Point) -> list[str]:
     """Return the lines that scale q and k before their product."""
     if point.scale == "query":
         return ["q = q * self.head_dim**-0.5"]
@@ -112,7 +112,7 @@ def _scaled(point: Point) -> list[str]:
     return []
 
 
-def _scores(point: Point, product: str) -> str:
+def score_line(point: Point, product: str) -> str:
     """Return the line that makes the scores of a product."""
     product = (
         f"({product})" if " @ " in product and point.scale in ("divided", "multiplied") else product
@@ -153,7 +153,7 @@ def _whole(point: Point, masking: Masking) -> list[str]:
         )
     else:
         product, context = "q @ k.transpose(-2, -1)", f"{_dropped(point)} @ v"
-    return [_scores(point, product), weights, f"context = {context}"]
+    return [score_line(point, product), weights, f"context = {context}"]
 
 
 # q, k and v with batch and heads as one axis.
@@ -166,7 +166,7 @@ FLAT = [
 
 def _flat_scores(point: Point) -> list[str]:
     if point.core == "bmm":
-        return [_scores(point, "torch.bmm(q, k.transpose(1, 2))")]
+        return [score_line(point, "torch.bmm(q, k.transpose(1, 2))")]
     alphas = {"divided": ", alpha=1 / math.sqrt(self.head_dim)", "multiplied": ", alpha=self.scale"}
     return [
         "blank = torch.empty(B * self.n_heads, L, S, dtype=q.dtype, device=q.device)",
@@ -203,7 +203,7 @@ def _in_parts(
         *expand,
         "contexts, weights = [], []",
         *loop,
-        f"    {_scores(point, product)}",
+        f"    {score_line(point, product)}",
         f"    weights.append({_weigh(point, parts)})",
         f"    contexts.append({_dropped(point, 'weights[-1]')} @ v[{keys}])".replace("[:]", ""),
         f"context, weights = torch.{function}(contexts, {axis}), torch.{function}(weights, {axis})",

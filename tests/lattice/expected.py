@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lattice.axes import CAUSAL_ALWAYS, Point
+from lattice.head_axes import GIVEN_TABLES
 from lattice.projections import projections_of
 from lattice.source import target_name
 from mha.implementations.adapters.construction import MAX_LENGTH
-from mha.spec import Rounding, Sizes
+from mha.spec import QkNorm, Rotary, Rounding, Scores, Sizes, Window
 
 EMPTY_ROWS = {
     "spread": "uniform",
@@ -20,7 +21,15 @@ EMPTY_ROWS = {
 }
 IN_SINGLE = Rounding(softmax_in_float32=True)
 # Claims that inference does not find; it leaves them at their defaults.
-NOT_INFERRED = ("second_gradients", "rounding", "scale", "dtypes")
+NOT_INFERRED = ("second_gradients", "rounding", "scale", "dtypes", "decodes")
+ROTATION_LAYOUTS = {"cos_sin": "l r", "pair": "b l r"}
+PARTS = {"whole": 1.0, "half": 0.5, "quarter": 0.25}
+WINDOWS = {
+    "built_count": Window("count", unbounded=None),
+    "built_left": Window("left"),
+    "call_count": Window("count", unbounded=None),
+    "call_pair": Window("left_right"),
+}
 
 
 def claims_of(point: Point) -> dict[str, Any]:
@@ -34,7 +43,8 @@ def claims_of(point: Point) -> dict[str, Any]:
         claims["causal"] = None
     elif point.causal == "flag_bottom_right":
         claims["causal"] = "bottom_right"
-    if point.causal == "buffer" and not point.self_attention:  # a table of so many keys
+    claims |= _head_claims(point)
+    if point.tabled and not point.self_attention:  # a table of so many keys
         claims["sizes"] = Sizes(max_length=MAX_LENGTH)
     if point.may_be_empty and point.fill in EMPTY_ROWS:
         claims["empty_row"] = EMPTY_ROWS[point.fill]
@@ -56,6 +66,45 @@ def claims_of(point: Point) -> dict[str, Any]:
     if point.differentiates_twice:
         claims["second_gradients"] = True
     return claims | ({"rounding": IN_SINGLE} if point.softmax == "float32" else {})
+
+
+def _head_claims(point: Point) -> dict[str, Any]:
+    """Return the claims about what becomes of queries and keys, and about windows."""
+    claims: dict[str, Any] = {}
+    if point.rotary != "none":
+        claims["rotary"] = rotary_of(point)
+    if point.norm != "none":
+        claims["qk_norm"] = norm_of(point)
+    if point.window != "none":
+        alignment = "top_left" if point.causal == "none" and not point.per_query else None
+        claims["scores"] = Scores(window=WINDOWS[point.window], alignment=alignment)
+    if point.decode != "none":
+        claims["decodes"] = "chunks" if point.decode == "chunks" else True
+    return claims
+
+
+def rotary_of(point: Point) -> Rotary:
+    """Return the rotation of a point that has one."""
+    return Rotary(
+        base=500000.0 if point.base == "option" else 10000.0,
+        pairs="interleaved" if point.rotary in ("interleaved", "complex") else "half",
+        part=PARTS[point.part],
+        tables="given" if point.tables in GIVEN_TABLES else "inside",
+        direction="backward" if point.rotary == "half_backward" else "forward",
+    )
+
+
+def norm_of(point: Point) -> QkNorm:
+    """Return the norm of a point that has one."""
+    eps = {"1e-6": 1e-6, "1e-5": 1e-5, "option": 1e-5, "dtype": None}[point.eps]
+    weight: dict[str, Any] = {"scale": "scale", "offset": "offset", "none": None}
+    return QkNorm(
+        "layer" if point.norm == "layer" else "rms",
+        "width" if point.over == "width" else "head",
+        before_rotary=point.place == "before",
+        eps=eps,
+        weight=weight[point.norm_weight],
+    )
 
 
 def _mask_claims(point: Point) -> dict[str, Any]:
@@ -91,6 +140,8 @@ def options_of(point: Point) -> dict[str, Any]:
         options["padding"] = point.padding
     if point.layout != "b l d":
         options["layout"] = point.layout
+    if point.tables in ROTATION_LAYOUTS:
+        options["rotation_layout"] = ROTATION_LAYOUTS[point.tables]
     if point.weights == "attribute":
         options["weights"] = "attn"
     return options

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from mha.spec import Claims
 IMPORTS = """
 
 from mha.implementations import from_module
-from mha.spec import Claims, Rounding, Sizes
+from mha.spec import Claims, QkNorm, Rotary, Rounding, Scores, Sizes, Window
 
 """
 
@@ -76,7 +76,16 @@ def misunderstood(path: Path, point: Point) -> dict[str, tuple[object, object]]:
     plain = inferred(path, point)
     if plain is None:
         return {}
-    found, expected = plain.implementation.claims, Claims(**claims_of(point))
+    found = _with_norm_first(plain.implementation.claims)
+    expected = _with_norm_first(Claims(**claims_of(point)))
     names = (field.name for field in fields(Claims) if field.name not in NOT_INFERRED)
     pairs = {name: (getattr(found, name), getattr(expected, name)) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _with_norm_first(claims: Claims) -> Claims:
+    """Return claims whose norm comes before a rotation, where that is the same as after it."""
+    norm = claims.qk_norm
+    if norm is None or norm.kind == "layer" or norm.weight is not None:
+        return claims
+    return replace(claims, qk_norm=replace(norm, before_rotary=True))

@@ -38,15 +38,21 @@ def _plain(point: Point) -> bool:
     return point.causal not in CAUSAL_ALWAYS
 
 
+def _not_turned(point: Point) -> bool:
+    """Whether a key has no position, so that an exchange of keys changes nothing."""
+    return point.rotary == "none"
+
+
 def _dropout(point: Point) -> bool:
     return point.dropout != "none"
 
 
 # Families of what no class of the lattice claims.
 OF_OTHERS = (
-    *("ALB-", "CAP-", "CHK-", "CMP-", "DET-", "DST-", "EFF-", "INC-", "LEN-", "LSE-", "MEM-"),
-    *("PAK-", "QKN-", "ROT-", "SNK-", "WIN-"),
+    *("ALB-", "CAP-", "CHK-", "CMP-", "DET-", "DST-", "LEN-", "LSE-", "MEM-"),
+    *("PAK-", "SNK-"),
 )
+OF_DECODING = ("INC-1", "INC-2", "INC-3")
 # What a clause needs, where it is not judged for all.
 NEEDS: dict[str, Need] = {
     "CFG-1": lambda point: point.heads != "wide",
@@ -55,7 +61,8 @@ NEEDS: dict[str, Need] = {
     "CFG-6": _dropout,
     "SHP-2": _per_head_weights,
     "SHP-8": _cross,
-    "SMX-3": lambda point: _has_bias(point, "k"),
+    "SMX-3": lambda point: _has_bias(point, "k") and _not_turned(point) and point.norm == "none",
+    "HED-2": lambda point: point.over != "width",
     **dict.fromkeys(
         ("MSK-3", "MSK-4", "MSK-5", "MSK-6", "MSK-7", "MSK-8", "MSK-10", "MSK-12"), _masked
     ),
@@ -72,7 +79,8 @@ NEEDS: dict[str, Need] = {
     "PTH-3": _masked,
     "PTH-4": lambda point: _causal(point) and point.masked,
     "PTH-5": _never,
-    "EQV-2": _plain,
+    "EQV-2": lambda point: _plain(point) and _not_turned(point),
+    **dict.fromkeys(("EQV-3", "EQV-7"), _not_turned),
     "EQV-8": _cross,
     **dict.fromkeys(("NUM-2", "NUM-3", "NUM-4", "NUM-7", "NUM-8", "GRD-2", "GRD-8"), _never),
     "GRD-3": _masked,
@@ -85,6 +93,12 @@ NEEDS: dict[str, Need] = {
     **{clause: _never for clause in CLAUSES if clause.startswith(OF_OTHERS)},
     **dict.fromkeys(("SCL-1", "VAL-1", "XAT-1"), _never),
     "GQA-1": lambda point: point.heads == "grouped",
+    "ROT-1": lambda point: point.rotary != "none",
+    "QKN-1": lambda point: point.norm != "none",
+    **dict.fromkeys(("WIN-1", "WIN-2", "EFF-1"), lambda point: point.window != "none"),
+    **dict.fromkeys(OF_DECODING, lambda point: point.decode != "none"),
+    "INC-2": lambda point: point.decode == "chunks",
+    "INC-3": _never,
 }
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
-from lattice.axes import Point, points
-from lattice.source import source_of
+from lattice.axes import Point
 from lattice.words import INPUT_NAMES
 
 Change = Callable[[Point, str], str | None]
@@ -41,42 +39,12 @@ def plant(*clauses: str, wrong: bool = True) -> Callable[[Change], Change]:
     return register
 
 
-# Faults of what is declared: without a declaration, a convention of the class, or of an option that
-# is not tried.
-OF_DECLARATION = (
-    "mask_upside_down",
-    "empty_rows_are_nan",
-    "other_alignment",
-    "dropout_in_evaluation",
-)
-
-
-@cache
-def assignment() -> dict[Point, Plant]:
-    """Return the fault of each point: of those that have a place there, the least common one."""
-    uses = dict.fromkeys((each.name for each in PLANTS), 0)
-    chosen: dict[Point, Plant] = {}
-    for point in points():
-        source = source_of(point)
-        fitting = [each for each in PLANTS if each.change(point, source) not in (None, source)]
-        chosen[point] = min(fitting, key=lambda each: uses[each.name])
-        uses[chosen[point].name] += 1
-    return chosen
-
-
-def planted(point: Point) -> tuple[Plant, str]:
-    """Return the fault of a point of the lattice, and the source with it."""
-    chosen = assignment()[point]
-    source = chosen.change(point, source_of(point))
-    assert source is not None
-    return chosen, source
-
-
 def _after_split(source: str, line: str) -> str:
     """Insert a line of `forward` after q, k and v are set."""
     lines = source.splitlines()
     sets = r" +(q|k|v|q, k, v|k, v) = (?!.*reshape)"
-    last = max(index for index, text in enumerate(lines) if re.match(sets, text))
+    end = next((i for i, text in enumerate(lines) if "def decode" in text), len(lines))
+    last = max(index for index, text in enumerate(lines[:end]) if re.match(sets, text))
     indent = re.match(" *", lines[last]).group()  # type: ignore[union-attr]  # it matches
     indent = " " * 8 if len(indent) > 8 else indent
     return "\n".join([*lines[: last + 1], indent + line, *lines[last + 1 :]]) + "\n"

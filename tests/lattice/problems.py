@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from mha.spec import Claims, Config, Implementation, Problem, Weights, oracle
+from mha.spec.scores import Bounds
 
 # B, H, L, S and d_k: all different, twos and ones, and more queries than keys.
 SIZES = ((3, 2, 5, 7, 4), (1, 1, 2, 1, 3), (2, 4, 1, 6, 1), (2, 3, 20, 19, 2), (2, 1, 1, 1, 1))
@@ -25,6 +27,10 @@ def problems(claims: Claims) -> Iterator[Problem]:
             for mask in _masks(claims, problem, generator):
                 for causal in _causal(claims):
                     yield problem.change(mask=mask, is_causal=causal)
+            for window, causal in product(_windows(claims), _causal(claims)):
+                yield problem.change(window=window, is_causal=causal)
+            if claims.qk_norm:
+                yield _with_small_heads(problem).change(is_causal=claims.always_causal)
 
 
 def mismatches(implementation: Implementation) -> list[str]:
@@ -48,11 +54,7 @@ def _differences(implementation: Implementation, problem: Problem) -> Iterator[s
     attention = implementation.build(
         problem.config, problem.weights, dtype=torch.float64, device="cpu"
     )
-    call = {
-        "mask": problem.mask,
-        "is_causal": problem.is_causal,
-        "need_weights": claims.returns_weights,
-    }
+    call = problem.options.change(need_weights=claims.returns_weights).arguments
     if claims.empty_row == "error" and bool(expected.empty.any()):
         try:
             attention.eval()(problem.query, problem.key, problem.value, **call)
@@ -74,10 +76,17 @@ def _within(actual: Tensor | None, value: Tensor, radius: Tensor) -> bool:
 
 
 def _config(claims: Claims, heads: int, width: int, bias: bool | str) -> Config:
-    config = Config(d_model=heads * width, n_heads=heads, bias=bias)
+    if claims.rotary and heads == 2:
+        width = 2 * claims.sizes.head_dim_multiple  # two pairs, or more, of two frequencies
+    width = claims.sizes.fit_head_dim(width)
+    config = Config(
+        d_model=heads * width, n_heads=heads, bias=bias, norm_weights=claims.norm_weights
+    )
     if claims.grouped_query and heads % 2 == 0:
         config = replace(config, n_kv_heads=heads // 2)
-    return replace(config, d_head=width + 1) if claims.own_head_dim and heads != 3 else config
+    if claims.own_head_dim and heads != 3:
+        return replace(config, d_head=claims.sizes.fit_head_dim(width + 1))
+    return config
 
 
 def _inputs(
@@ -106,6 +115,23 @@ def _masks(claims: Claims, problem: Problem, generator: torch.Generator) -> Iter
         if "float" in claims.masks:
             numbers = torch.randn(sizes, generator=generator, dtype=torch.float64)
             yield numbers.masked_fill(~allowed, float("-inf"))
+
+
+def _windows(claims: Claims) -> list[Bounds]:
+    """Return a few windows, in the form that is claimed."""
+    window = claims.scores.window
+    if window is None:
+        return []
+    return [window.nearest(bounds) for bounds in ((0, 0), (2, 1), (None, 1))]
+
+
+def _with_small_heads(problem: Problem) -> Problem:
+    """Return a problem whose queries and keys are so small that the eps of a norm shows."""
+    small = dict[str, Tensor]()
+    for name, tensor in problem.weights.named():
+        if name in ("w_q", "b_q", "w_k", "b_k"):
+            small[name] = tensor * 1e-3
+    return replace(problem, weights=replace(problem.weights, **small))
 
 
 def _causal(claims: Claims) -> tuple[bool, ...]:

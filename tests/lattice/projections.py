@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -57,12 +58,26 @@ MERGED = "context = context.transpose(1, 2).reshape(B, L, {inner})"
 def projections_of(point: Point) -> Projections:
     """Return the source of the projections of a point."""
     made = MAKERS.get(point.projection, _layers)(point)
+    if point.over == "width":
+        made.split = [_normed_as_one(line) for line in made.split]
+    if point.norm_weight != "none" and point.norm != "none":
+        made.paths |= {"q_norm": "q_norm.weight", "k_norm": "k_norm.weight"}
     if point.heads == "grouped":
         made.split += [
             "k = k.repeat_interleave(self.n_heads // self.n_kv_heads, 1)",
             "v = v.repeat_interleave(self.n_heads // self.n_kv_heads, 1)",
         ]
     return made
+
+
+def _normed_as_one(line: str) -> str:
+    """Norm all heads of query or key before they are split."""
+    return re.sub(r"(self\.[\w.\[\]]+\(\{([qk])\}\))", r"self.\2_norm(\1)", line)
+
+
+def widths_of(point: Point) -> tuple[str, str]:
+    """Return the code of the widths of all heads of queries, and of keys."""
+    return _inner(point), _kv(point)[1]
 
 
 def bias_of(point: Point, role: str) -> str:

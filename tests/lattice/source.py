@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from lattice.axes import CAUSAL_ALWAYS, CONFIGS, Point
 from lattice.core import Masking, attend_lines, weigh_lines
+from lattice.heads import (
+    head_inputs,
+    head_lines,
+    head_methods,
+    head_parameters,
+    head_parts,
+    head_state,
+    window_inputs,
+    window_lines,
+)
 from lattice.projections import Projections, projections_of
 from lattice.words import INPUT_NAMES, mask_name, padding_name, words_of
 
@@ -44,7 +54,7 @@ def source_of(point: Point) -> str:
         parts[0] = parts[0].replace("import math\n", "import math\nfrom functools import partial\n")
     if point.mask != "none" and point.shape in RANKS:
         parts.append(CHECK_MASK.format(ranks=RANKS[point.shape]))
-    parts += projections.before
+    parts += projections.before + head_parts(point)
     parts.append(_class(point, projections, masking))
     text = "\n\n".join(parts).rstrip("\n") + "\n"
     if point.causal == "constructor":
@@ -65,10 +75,12 @@ def masking_of(point: Point) -> Masking:
         (point.mask not in ("none", "additive"))
         + (point.padding != "none")
         + (point.causal != "none")
+        + (point.window != "none")
     )
     always = point.causal in CAUSAL_ALWAYS or (
         sources > 0 and point.fill == "nan"
     )  # S = 0 is empty too
+    always = always or point.window != "none"
     allowed = "absent"
     if sources:
         allowed = "present" if sources > 1 or always else "optional"
@@ -89,6 +101,7 @@ def _class(point: Point, projections: Projections, masking: Masking) -> str:
         *_checked(point),
         *_masked(point, masking),
         *split,
+        *head_lines(point),
         *attend_lines(point, masking),
         *projections.merge,
         *_returned(point),
@@ -115,6 +128,9 @@ def _class(point: Point, projections: Projections, masking: Masking) -> str:
             _indent(weigh_lines(point, masking), 8),
             "",
         ]
+    given = dict(zip("qkv", ("query", "key", "value"), strict=True))
+    split = [line.format(**given) if "{" in line else line for line in projections.split]
+    methods += head_methods(point, split, projections)
     return "\n".join(methods)
 
 
@@ -129,7 +145,7 @@ def _parameters(point: Point) -> str:
         names.append(words.head_dim)
     if point.heads == "grouped":
         names.append(words.n_kv_heads)
-    if point.causal == "buffer":
+    if point.tabled:
         names.append(words.max_length)
     if point.bias == "option":
         names.append(f"{words.bias}=True")
@@ -137,7 +153,7 @@ def _parameters(point: Point) -> str:
         names.append(f"{words.dropout}=0.0")
     if point.causal == "constructor":
         names.append("causal=False")
-    return ", ".join(names)
+    return ", ".join([*names, *head_parameters(point)])
 
 
 def _sizes(point: Point) -> list[str]:
@@ -149,7 +165,7 @@ def _sizes(point: Point) -> list[str]:
         given["n_kv_heads"] = words.n_kv_heads
     if point.bias == "option":
         given["bias"] = words.bias
-    if point.causal == "buffer":
+    if point.tabled:
         given["max_len"] = words.max_length
     if point.dropout != "none":
         given["dropout"] = words.dropout
@@ -197,7 +213,7 @@ def _state(point: Point) -> list[str]:
         lines.append(f'self.register_buffer("tril", {table}, persistent=False)')
     if point.causal == "constructor":
         lines.append("self.causal = causal")
-    return lines
+    return lines + head_state(point)
 
 
 def _inputs(point: Point) -> list[str]:
@@ -209,12 +225,14 @@ def _inputs(point: Point) -> list[str]:
         names = ["query", "key=None", "value=None"]
     if point.inputs == "x_context":
         names = ["x", "context=None"]
+    names += head_inputs(point)
     if point.mask != "none":
         names.append(f"{mask_name(point)}=None")
     if point.padding != "none":
         names.append(f"{padding_name(point)}=None")
     if point.causal.startswith("flag"):
         names.append("is_causal=False")
+    names += window_inputs(point)
     return names + [f"{point.weights}=False"] * (
         point.weights in ("need_weights", "output_attentions")
     )
@@ -277,6 +295,7 @@ def _masked(point: Point, masking: Masking) -> list[str]:
         flag = "self.causal" if point.causal == "constructor" else "is_causal"
         triangle = _triangle(point, device)
         lines += [f"if {flag}:", f"    allowed = {triangle}"]
+    lines += window_lines(point, device)
     if masking.bias != "absent":
         lines.append("bias = None")
     if point.mask != "none":
