@@ -16,8 +16,7 @@ Assumptions, in addition to those of `mha.spec.core`:
   log-sum-exp of each row.
 - Sums run in any order. Partial sums may be stored: of each item for weights, of each head for
   inputs. Over ranks, those of each rank may be too, for dQ, dK and dV as well.
-- D is computed as rowsum(P dP) or as dC.o; in parts of a row that are merged, too, which are
-  differentiated in the accumulator.
+- D is computed as rowsum(P dP) or as dC.o; also in merged parts of a row, in the accumulator.
 - The softmax takes the maximum of a row as a constant, or differentiates it once.
 - Projections are applied one after the other. If two are multiplied into one, such as W_o W_v,
   gradients may round differently.
@@ -43,12 +42,13 @@ from mha.spec.claims import Claims
 from mha.spec.config import Config
 from mha.spec.core import QUERIES, blocks_of_queries
 from mha.spec.forward import Expected, oracle
-from mha.spec.heads import Precision, side_by_side
+from mha.spec.heads import Precision
 from mha.spec.problem import INPUTS, Problem
 from mha.spec.projection_gradients import (
     Partial,
     gradients_of_projection,
     input_gradient,
+    joined_heads,
     through_steps,
     weight_gradients,
 )
@@ -381,9 +381,9 @@ def _head_gradients(
     d_key = _product(d_scores.mT, expected.query, of_key, tau, units, of_queries)
     d_value = _product(core.weights.mT, core.d_context, of_value, 1.0, units, lost)
     return {
-        "query": _join(d_query[0].covering(d_query[-1]), 1, units),
-        "key": _join(d_key, repeats, units),
-        "value": _join(d_value, repeats, units),
+        "query": joined_heads(d_query[0].covering(d_query[-1]), 1, units),
+        "key": joined_heads(d_key, repeats, units),
+        "value": joined_heads(d_value, repeats, units),
     }
 
 
@@ -398,17 +398,3 @@ def _product(
     result = a.times(b, relative)
     rad = abs(tau) * result.rad + (a.mid.shape[-1] + 1) * units.flush + lost
     return Ball(tau * result.mid, rad).stored(units)
-
-
-def _join(heads: Ball, repeats: int, units: Units) -> Partial:
-    """Add up the repeats of each key/value head, (B, H, length, d_k), and lay heads side by side.
-
-    The result is (B, length, heads * d_k).
-    """
-    size = heads.size
-    if repeats > 1:
-        # rad += repeats u_s sum (|x| + rad x) + eta_s
-        size = size.unflatten(1, (-1, repeats)).sum(2)
-        heads = heads.rearranged(lambda part: part.unflatten(1, (-1, repeats)).sum(2))
-        heads = Ball(heads.mid, heads.rad + repeats * units.store * size + units.subnormal)
-    return Partial(heads.rearranged(side_by_side), side_by_side(size))

@@ -149,3 +149,17 @@ def through_steps(
         units = units_of_heads(problem.query.dtype, rounding)
         found[f"{name[0]}_norm"] = weight_of_norm(of_weight, norm, weight, units)
     return back, found
+
+
+def joined_heads(heads: Ball, repeats: int, units: Units) -> Partial:
+    """Add up the repeats of each key/value head, (B, H, length, d_k), and lay heads side by side.
+
+    The result is (B, length, heads * d_k).
+    """
+    size = heads.size
+    if repeats > 1:
+        # rad += repeats u_s sum (|x| + rad x) + eta_s
+        size = size.unflatten(1, (-1, repeats)).sum(2)
+        heads = heads.rearranged(lambda part: part.unflatten(1, (-1, repeats)).sum(2))
+        heads = Ball(heads.mid, heads.rad + repeats * units.store * size + units.subnormal)
+    return Partial(heads.rearranged(side_by_side), side_by_side(size))

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 import torch
 from torch import Tensor, nn
 
+from mha.implementations.adapters.called import call_parameters, forward_of
 from mha.implementations.adapters.calling import CallByName
-from mha.implementations.adapters.signature import call_parameters, forward_of
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.discovery.loaded import module_named, variables_of
 from mha.spec import Claims, Output

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.caches import CACHE_NAMES, CacheForm, Inputs, Kept, call_of
+from mha.implementations.adapters.called import call_parameters, forward_of
 from mha.implementations.adapters.calling import CallByName
 from mha.implementations.adapters.names import NEUTRAL_NAMES, words_of
-from mha.implementations.adapters.signature import call_parameters, forward_of
 from mha.spec import Output
 
 # The parameters that say where the tokens of a call begin, in what the module has kept.

@@ -10,13 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mha.implementations.adapters.called import is_called_without_forward
 from mha.implementations.adapters.one_by_one import one_by_one, query_by_query
 from mha.implementations.adapters.packing import packing_names
-from mha.implementations.adapters.signature import (
-    Signature,
-    is_called_without_forward,
-    numbers_of_heads,
-)
+from mha.implementations.adapters.signature import Signature, numbers_of_heads
 from mha.implementations.discovery.errors import ImplementationError
 
 # Layouts of heads that share an axis with the batch, or with the columns.

@@ -7,16 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from mha.implementations.adapters.called import call_parameters, forward_of
 from mha.implementations.adapters.mask_forms import MaskFormat
 from mha.implementations.adapters.names import OPTION_NAMES, PADDING_NAMES
 from mha.implementations.adapters.options import InputFormat
-from mha.implementations.adapters.signature import (
-    Signature,
-    call_parameters,
-    forward_of,
-    signature_of,
-    takes_two,
-)
+from mha.implementations.adapters.signature import Signature, signature_of, takes_two
 from mha.implementations.discovery.errors import ImplementationError
 from mha.spec import Claims
 

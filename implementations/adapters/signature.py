@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from types import MethodType
-from typing import Any
-
-from torch import nn
 
 from mha.implementations.adapters.named_options import (
     annotation_of,
@@ -312,51 +308,6 @@ def numbers_of_heads(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, 
         if has_number and NEUTRAL_MEANING.get(name) == "n_heads":
             counts.append(name)
     return tuple(counts)
-
-
-def call_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function; a pair that it takes apart into cosines and sines has no
-    default.
-
-    >>> def forward(x, position_embeddings=None):
-    ...     cos, sin = position_embeddings
-    >>> call_parameters(forward)["position_embeddings"]
-    <Parameter "position_embeddings: tuple">
-
-    Raises ValueError for a function whose signature cannot be read.
-    """
-    parameters = dict(inspect.signature(function).parameters)
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None or not {"cos", "sin"} <= {*code.co_varnames, *code.co_cellvars}:
-        return parameters
-    for name, parameter in parameters.items():
-        if NEUTRAL_MEANING.get(name) == "rotation":
-            parameters[name] = parameter.replace(default=parameter.empty, annotation=tuple)
-    return parameters
-
-
-def forward_of(cls: type) -> Callable[..., Any]:
-    """Return `forward` of a class, with the parameters that a call passes: without the receiver.
-
-    >>> class Attention:
-    ...     def forward(this, x): ...
-    >>> list(call_parameters(forward_of(Attention)))
-    ['x']
-    """
-    name = "__call__" if is_called_without_forward(cls) else "forward"
-    found: Any = getattr(cls, name)
-    is_bound = getattr(found, "__self__", None) is not None
-    own = inspect.getattr_static(cls, name, found)
-    # What has no `__get__` is called without a receiver.
-    if is_bound or isinstance(own, staticmethod) or not hasattr(type(own), "__get__"):
-        return found  # type: ignore[no-any-return]  # a function
-    return MethodType(found, object())
-
-
-def is_called_without_forward(cls: type) -> bool:
-    """Return whether a class of modules defines `__call__` in the place of `forward`."""
-    has_forward = getattr(cls, "forward", None) is not nn.Module.forward
-    return not has_forward and cls.__call__ is not nn.Module.__call__
 
 
 def _is_rotation(parameter: inspect.Parameter) -> bool:

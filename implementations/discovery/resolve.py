@@ -31,8 +31,8 @@ from mha.implementations.discovery.importing import (
 )
 from mha.implementations.discovery.inferred import inference_of
 from mha.implementations.discovery.loaded import attribute, module_named
+from mha.implementations.inference.biases import most_biases
 from mha.implementations.inference.infer import Inference
-from mha.implementations.inference.probes import most_biases
 from mha.implementations.process.pristine import as_found, pristine
 from mha.spec import Attention, Claims, Config, Implementation, Sharded, Weights
 

@@ -1,8 +1,8 @@
-"""Which projections an argument of the constructor called bias is about, by what it builds."""
+"""Which projections have a bias: by an argument called bias, and what it builds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -12,6 +12,7 @@ from mha.implementations.adapters.construction import SHORT, Room, construct
 from mha.implementations.inference.probes import CONFIG
 from mha.implementations.inference.projections import ParameterMap, Unclear, parameter_maps
 from mha.implementations.process.pristine import as_found
+from mha.spec import Config
 
 
 def biases_of_arguments(
@@ -46,3 +47,18 @@ def _biased(module: nn.Module, paths: ParameterMap) -> set[str]:
         if key.startswith("w_") and getattr(layers.get(name), "bias", None) is not None:
             roles.update(key[2:])
     return roles
+
+
+def most_biases(biases: Collection[bool | str]) -> bool | str:
+    """Return the value of `Config.bias`, of those given, with which most projections have a bias.
+
+    >>> most_biases({False, "qvo"})
+    'qvo'
+    """
+    return max(biases, key=lambda bias: len(biased_roles(bias)), default=False)
+
+
+def biased_roles(bias: bool | str) -> str:
+    """Return the projections that have a bias with a value of `Config.bias`, such as "qkvo"."""
+    config = Config(1, 1, bias=bias)
+    return "".join(role for role in "qkvo" if config.has_bias(role))

@@ -12,6 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from mha.implementations.adapters.called import (
+    call_parameters,
+    forward_of,
+    is_called_without_forward,
+)
 from mha.implementations.adapters.configs import AnyConfig, config_code
 from mha.implementations.adapters.construction import (
     SHORT,
@@ -22,12 +27,7 @@ from mha.implementations.adapters.construction import (
 )
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.names import NEUTRAL_MEANING
-from mha.implementations.adapters.signature import (
-    call_parameters,
-    forward_of,
-    input_names,
-    is_called_without_forward,
-)
+from mha.implementations.adapters.signature import input_names
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.discovery.raised import Raised
 from mha.implementations.inference.probes import CONFIG

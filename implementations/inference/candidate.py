@@ -20,6 +20,7 @@ from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.adapters.signature import Signature
 from mha.implementations.discovery.raised import Raised
+from mha.implementations.inference.biases import most_biases
 from mha.implementations.inference.declared import Declared, DeclaredKernel
 from mha.implementations.inference.probes import (
     CONFIG,
@@ -30,7 +31,6 @@ from mha.implementations.inference.probes import (
     Probe,
     SpecialCase,
     each_once,
-    most_biases,
 )
 from mha.implementations.inference.rows import Row
 from mha.implementations.process.pristine import as_found

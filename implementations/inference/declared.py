@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from torch import nn
 
 from mha.implementations.adapters.built_options import SINKS, built_names
+from mha.implementations.adapters.called import call_parameters, forward_of
 from mha.implementations.adapters.construction import module_class, parameters_of
 from mha.implementations.adapters.kernel import KernelImplementation, from_kernel
 from mha.implementations.adapters.kernel_axes import KernelAxes, function_of
@@ -18,12 +19,7 @@ from mha.implementations.adapters.mask_forms import MaskedNumber, MaskFormat, Pa
 from mha.implementations.adapters.module import ModuleImplementation, from_module
 from mha.implementations.adapters.names import NEUTRAL_MEANING
 from mha.implementations.adapters.neutral import Neutral
-from mha.implementations.adapters.signature import (
-    Signature,
-    call_parameters,
-    forward_of,
-    signature_of,
-)
+from mha.implementations.adapters.signature import Signature, signature_of
 from mha.implementations.inference.declaration import (
     code_of_declaration,
     default_of,

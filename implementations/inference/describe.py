@@ -10,9 +10,10 @@ from mha.implementations.adapters.construction import SIZES, assumed_arguments, 
 from mha.implementations.adapters.constructor_names import BIAS_ROLES
 from mha.implementations.adapters.kernel_axes import ONE_QUERY
 from mha.implementations.adapters.loading import ParameterPath
-from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING, OF_BITS, PAIRED
+from mha.implementations.adapters.names import INPUT_NAMES, OF_BITS
 from mha.implementations.inference.candidate import OF_FORMULA, Candidate
 from mha.implementations.inference.declared import Declared, DeclaredKernel
+from mha.implementations.inference.given_rows import given_rows
 from mha.implementations.inference.kernel_forms import PACKED_INPUTS, required_names
 from mha.implementations.inference.probes import Formula
 from mha.implementations.inference.projections import not_loaded, order_against_name
@@ -83,24 +84,6 @@ PRODUCTS = {
     "bf16x3": "numbers of float32 are multiplied as pairs of bfloat16, and the bounds allow for it",
 }
 # What a call is given for a required parameter that is not judged, by its meaning.
-ROTATIONS = {"cosines": "1", "sines": "0", "rotation": "cosines of 1 and sines of 0"}
-GIVEN = {
-    "scale": "1/sqrt(d_k)",
-    "dropout": "0.0",
-    "kv_heads": "n_kv_heads",
-    "module": "an object in evaluation, without groups of heads",
-    "start": "0",
-    "positions": "None",
-    "complex": "None",
-    "places": "0 for each",
-    "cache": "None",
-    "batch": "B",
-    "window": "None",
-    "rows": "L",
-    "columns": "1",
-    "tile": "16",
-    **ROTATIONS,
-}
 
 
 def rows_of_module(candidate: Candidate, module: nn.Module) -> Iterator[Row]:
@@ -162,7 +145,7 @@ def _shared_rows(candidate: Candidate) -> Iterator[Row]:
     if "rounding" in candidate.claims:
         yield Row("rounding", _rounding(candidate.claims["rounding"]))
     yield from _not_judged(candidate)
-    yield from _given_rows(candidate.declared)
+    yield from given_rows(candidate.declared)
 
 
 def _not_judged(candidate: Candidate) -> Iterator[Row]:
@@ -377,27 +360,3 @@ def _rounding(rounding: Rounding) -> str:
     if rounding.products in PRODUCTS:
         parts.append(PRODUCTS[rounding.products])
     return "; ".join(parts)
-
-
-def _given_rows(declared: Declared) -> Iterator[Row]:
-    """Yield the rows about what calls require beside inputs and options."""
-    others = declared.signature.others
-    if declared.claimed("rotary"):  # what says how heads are rotated is in a row of its own
-        others = tuple(name for name in others if name not in declared.signature.tables)
-    neutral = [_given(name, declared) for name in others if name in NEUTRAL_MEANING]
-    lengths = [name for name in others if name in declared.signature.lengths]
-    neutral += [f"{name} of all tokens" for name in lengths]
-    if neutral:
-        yield Row("given", ", ".join(neutral), "by name")
-    if declared.unknown_inputs:
-        yield Row("given None", ", ".join(declared.unknown_inputs), "of no known meaning")
-
-
-def _given(name: str, declared: Declared) -> str:
-    """Return what a required parameter of `NEUTRAL_NAMES` is given, as code."""
-    meaning = NEUTRAL_MEANING[name]
-    if declared.rotation_pairs and name in PAIRED:
-        return f"{name}={'0' if meaning == 'sines' else '1'} of shape (l, d_k / 2)"
-    if meaning in ROTATIONS and name not in declared.signature.rotations:
-        return f"{name}=None"
-    return f"{name}={GIVEN.get(meaning, meaning)}"

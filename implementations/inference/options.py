@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mha.implementations.discovery.errors import ImplementationError
+from mha.implementations.inference.biases import biased_roles
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import policy_of
 from mha.implementations.inference.nearest_projections import (
@@ -16,7 +17,7 @@ from mha.implementations.inference.nearest_projections import (
     returns_outputs,
     with_formula,
 )
-from mha.implementations.inference.probes import CONFIG, Probe, biased_roles, is_close
+from mha.implementations.inference.probes import CONFIG, Probe, is_close
 from mha.implementations.inference.projections import FEWER_KEY_HEADS, Unclear, Undeclarable
 from mha.implementations.process.pristine import as_found
 from mha.spec import Config, Implementation, Rounding, Weights

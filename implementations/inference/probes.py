@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
@@ -371,21 +371,6 @@ SPECIAL_CASES = (
 # W_o shows.
 NO_VALUES = SpecialCase("where all values are zero", _zeros("w_v b_v"))
 QUICK_CASES = (SpecialCase("with one query and one key", sizes=((3, 1, 1), (7, 1, 1))), NO_VALUES)
-
-
-def most_biases(biases: Collection[bool | str]) -> bool | str:
-    """Return the value of `Config.bias`, of those given, with which most projections have a bias.
-
-    >>> most_biases({False, "qvo"})
-    'qvo'
-    """
-    return max(biases, key=lambda bias: len(biased_roles(bias)), default=False)
-
-
-def biased_roles(bias: bool | str) -> str:
-    """Return the projections that have a bias with a value of `Config.bias`, such as "qkvo"."""
-    config = Config(1, 1, bias=bias)
-    return "".join(role for role in "qkvo" if config.has_bias(role))
 
 
 def each_once(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
