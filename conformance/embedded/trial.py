@@ -43,6 +43,7 @@ class Trial:
     memory or on the stack finds none.
 
     held: results that a later call must leave alone, with copies.
+    most_held: how many of them there may be.
     """
 
     kernel: Kernel
@@ -50,6 +51,7 @@ class Trial:
     device: torch.device
     findings: Findings = field(default_factory=Findings)
     held: list[tuple[KernelCase, Tensor, Tensor]] = field(default_factory=list)
+    most_held: int = MOST_HELD
 
     def build(self, case: KernelCase) -> BuiltCase:
         """Return the tensors of a case."""
@@ -144,7 +146,7 @@ class Trial:
         if not all(is_plain(result, self.device, most) for result in results):
             return None
         copies = [result.detach().clone() for result in results]
-        if len(self.held) < MOST_HELD:
+        if len(self.held) < self.most_held:
             self.held.append((case, results[0], copies[0]))
         synchronise(self.device)
         if not all(map(same_bits, results, copies)):

@@ -78,7 +78,7 @@ def code_of_each_raises(candidates: Iterable[Candidate]) -> bool:
     It would with its weights in another order too, which have the same shapes.
     """
     raised = [each.calls.raised for each in candidates]
-    return all(error is not None and error.place for error in raised)
+    return bool(raised) and all(error is not None and error.place for error in raised)
 
 
 def formula_of(

@@ -65,11 +65,15 @@ class WindowOption(ScoreOption):
         return found + aligned(scores)
 
     def usual(self, candidate: Candidate, readings: Sequence[Scores]) -> Sequence[Scores]:
-        """Return the readings, those of the usual form first; others where a pair is not taken.
+        """Return the readings of the usual form; all of them where calls do not take that.
 
-        Read in another form, an argument that is not looked into raises nothing.
+        In another form, an argument may raise in each call that looks into it, and seem to have no
+        effect in the others.
         """
-        del candidate
+        form = _usual_form(candidate)
+        own = [each for each in readings if each.window and each.window.form == form]
+        if any(self.is_taken(candidate, each) for each in own):
+            return own
         return readings
 
     def nearly(self, candidate: Candidate, scores: Scores) -> Iterator[Acts]:
