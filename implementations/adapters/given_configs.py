@@ -88,16 +88,19 @@ def configs_to_try(
     """
     given, changed = _given(constructor, name)
     off = {option: None for option in options_of_configs(constructor) if option in SWITCHED_OFF}
-    make = partial(config_object, constructor, name, every, KEPT)
-    if given is not None:
-        make = partial(_config_like, constructor, name, given, every)
-    configs = []
-    if not changed.keys() >= off.keys():
+    attempts: list[Mapping[str, None]] = [{}] if changed.keys() >= off.keys() else [off, {}]
+    configs, refusals = [], []
+    for switched_off in attempts:
         try:
-            configs.append(make({**off, **changed}))
-        except Exception:  # a class that takes no None
-            off = {}
-    configs.append(make(changed))
+            if given is not None:
+                configs.append(_config_like(given, every, switched_off, changed))
+            else:
+                options = {**switched_off, **changed}
+                configs.append(config_object(constructor, name, every, KEPT, options))
+        except Exception as error:  # such as that of a class that takes no None
+            refusals.append(error)
+    if not configs:
+        raise refusals[-1]
     if given is None:
         without_class = {**every, **changed}
         configs += [AnyConfig(**without_class), without_class]
@@ -109,32 +112,29 @@ def configs_to_try(
 
 
 def _config_like(
-    constructor: Callable[..., Any],
-    name: str,
-    given: Any,
-    every: Mapping[str, Any],
-    options: Mapping[str, Any],
+    given: Any, every: Mapping[str, Any], off: Mapping[str, None], changed: Mapping[str, Any]
 ) -> Any:
     """Return a config like the one that a partial gives a constructor, with the sizes of a case.
 
-    The case decides the names of `VARIED_NAMES`; what else the given config says is kept.
+    The case decides the names of `VARIED_NAMES`. Of the others, what a call changes comes before
+    what the config says, and that before what is switched off.
 
     Raises what its class raises for these sizes.
     """
     if isinstance(given, Mapping):
-        return {**every, **_without(given, VARIED_NAMES), **options}
+        return {**every, **off, **_without(given, VARIED_NAMES), **changed}
     if isinstance(given, SimpleNamespace):
-        return AnyConfig(**{**every, **_without(vars(given), VARIED_NAMES), **options})
-    own = {name: value for name, value in every.items() if value is not None and name not in KEPT}
-    said = _said_by(_Held(given))
+        return AnyConfig(**{**every, **off, **_without(vars(given), VARIED_NAMES), **changed})
+    own = {size: value for size, value in every.items() if value is not None and size not in KEPT}
+    said = _without(_said_by(_Held(given)), VARIED_NAMES)
     try:
-        return filled(type(given), own, {**options, **_without(said, VARIED_NAMES)})
+        return filled(type(given), own, {**off, **said, **changed})
     except (TypeError, AttributeError):  # it cannot be made by the names of its attributes
         made = copy(given)
     for size in VARIED_NAMES:
         if size in own and isinstance(getattr(made, size, ""), NUMBER):
             setattr(made, size, own[size])
-    for option, value in options.items():
+    for option, value in {**_without(off, said), **changed}.items():
         setattr(made, option, value)
     return made
 
@@ -192,7 +192,7 @@ def _different(values: Mapping[str, Any], config: Any) -> dict[str, Any]:
 
 
 def options_of_configs(constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return what a class reads of its config and the class of that takes as an argument.
+    """Return the arguments of the class of a config that a class reads from its config.
 
     Of a config without a class, these are the options that `SWITCHED_OFF` has.
     """

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mha.implementations.adapters.built_options import built_names
 from mha.implementations.adapters.construction import construct
+from mha.implementations.adapters.given_configs import with_options
 from mha.implementations.inference.infer import infer
 from mha.spec import Config
 from support.plain import Plain
@@ -153,3 +154,22 @@ class OfNoClass(Plain):
 def test_option_of_a_config_without_a_class_is_off() -> None:
     assert config_of(OfNoClass).softcap is None
     assert built_names(OfNoClass, None) == {"softcap": ("config.softcap",)}
+
+
+def test_option_of_a_call_comes_before_what_a_config_says() -> None:
+    said = partial(OfSettings, config=Settings(softcap=2.0))
+    assert config_of(with_options(said, {"config.softcap": 1.0})).softcap == 1.0
+    assert config_of(said).softcap == 2.0
+
+
+class OfNamespace(nn.Module):
+    """Reads a cap from a config of no class."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config, self.softcap = config, config.softcap
+
+
+def test_what_a_namespace_says_is_not_switched_off() -> None:
+    assert config_of(OfNamespace).softcap is None
+    assert config_of(partial(OfNamespace, config=SimpleNamespace(softcap=2.0))).softcap == 2.0
