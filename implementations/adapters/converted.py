@@ -27,7 +27,8 @@ def converted(module: nn.Module, dtype: torch.dtype, device: str) -> nn.Module:
                 kept.append((part, name, buffer))
     for part, name, _ in kept:
         part._buffers[name] = None
-    module = module.to(device=device, dtype=dtype)
-    for part, name, buffer in kept:
-        part._buffers[name] = buffer.to(device, COMPLEX.get(dtype, torch.complex64))
-    return module
+    try:
+        return module.to(device=device, dtype=dtype)
+    finally:
+        for part, name, buffer in kept:
+            part._buffers[name] = buffer.to(device, COMPLEX.get(dtype, torch.complex64))

@@ -47,7 +47,9 @@ def query_by_query(kernel: Callable[..., Any]) -> Callable[..., Any]:
             own_options = {name: parts.get(id(x), x) for name, x in options.items()}
             if seen > 0:
                 results.append(kernel(*own, **own_options))
-        return _stacked([*_of_no_key(results, queries), *results]) if results else query * 0
+        if not results:  # there is no key at all
+            return query.new_zeros(*query.shape[:2], value.shape[-1])
+        return _stacked([*_of_no_key(results, queries), *results])
 
     return one_by_one(attend_of_item)
 

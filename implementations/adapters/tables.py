@@ -33,7 +33,8 @@ OF_REAL_PAIRS = "l p 2"
 COMPLEX_LAYOUTS = ("l p", OF_REAL_PAIRS)
 # Those of sines and cosines in one tensor; that of a class whose first position, of a class token,
 # is not turned has no row for it.
-JOINED_LAYOUTS = ("l (sin cos)", "l-1 (sin cos)")
+WITHOUT_FIRST = "l-1 (sin cos)"
+JOINED_LAYOUTS = ("l (sin cos)", WITHOUT_FIRST)
 
 
 def tables_in(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -58,7 +59,15 @@ def require_tables(
         raise ImplementationError(
             f"{label}: rotation_layout must be one of {words}, but is {layout!r}"
         )
-    if rotary is not None and rotary.tables == "given" and names == ():
+    if rotary is None or rotary.tables != "given":
+        return
+    is_joined = any(NEUTRAL_MEANING[name] == "table" for name in names or ())
+    if is_joined and layout not in JOINED_LAYOUTS:
+        words = " or ".join(map(repr, JOINED_LAYOUTS))
+        raise ImplementationError(
+            f"{label}: a table of sines and cosines needs rotation_layout={words}"
+        )
+    if names == ():
         known = [name for name, meaning in NEUTRAL_MEANING.items() if meaning in MEANINGS]
         raise ImplementationError(
             f'{label}: claims Rotary(tables="given"), but its call has no parameter of a known'
@@ -107,8 +116,8 @@ def _table(
         return _complex_numbers(angles.cos(), angles.sin(), query, layout)
     if meaning == "table":
         cosines, sines = (_shaped(x.to(query.dtype), rotary, "l r", batch) for x in _both(angles))
-        first = JOINED_LAYOUTS.index(layout)
-        return torch.cat([sines, cosines], -1)[first:]
+        joined = torch.cat([sines, cosines], -1)
+        return joined[1:] if layout == WITHOUT_FIRST else joined
     cosines, sines = (_shaped(x.to(query.dtype), rotary, layout, batch) for x in _both(angles))
     if meaning == "cosines":
         return cosines
