@@ -113,7 +113,8 @@ class CacheForm:
         raise ImplementationError(
             f"{module_class.__name__}: cache={name!r}, but a call has no parameter of this name"
             f" that is known ({', '.join(CACHE_NAMES)}), and the class no attribute"
-            f" ({', '.join(ATTRIBUTES)}) with a method that makes it ({', '.join(MAKERS)})"
+            f" ({', '.join(ATTRIBUTES)}) with a method that makes it ({', '.join(MAKERS)}); of a"
+            ' class that keeps its own, say how, as in "past_kv (returned)"'
         )
 
     @classmethod
@@ -161,13 +162,11 @@ class CacheForm:
         self,
         call: CallByName,
         module: nn.Module,
-        target: Callable[..., Any],
         inputs: Inputs,
         kept: Kept,
     ) -> tuple[Output, Kept]:
         """Return what a module gives at the next positions, and the cache for those after.
 
-        target: what is called, which may be the module itself.
         inputs: query, key and value at the next positions, as the module takes them.
         """
         call, query, start = call_of(call, inputs), inputs[0], kept.length
@@ -179,11 +178,11 @@ class CacheForm:
             more[self.name] = kept.held
             call = replace(call, past=start, keys=end, more=more)
             options = self._options(call, start, end, query)
-            return call(target, *inputs, **options), Kept(kept.held, end)
+            return call(module, *inputs, **options), Kept(kept.held, end)
         call = replace(call, past=start, keys=LENGTH, more=more)
         options = self._options(call, start, end, query)
         with self._held_by(module, kept.held):
-            return call(target, *inputs, **options), Kept(kept.held, end)
+            return call(module, *inputs, **options), Kept(kept.held, end)
 
     def _options(self, call: CallByName, start: int, end: int, query: Tensor) -> dict[str, Any]:
         """Return the mask and flags of a call at the positions from `start` to `end`.

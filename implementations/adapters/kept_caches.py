@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,7 +49,6 @@ class OwnCache(CacheForm):
         self,
         call: CallByName,
         module: nn.Module,
-        target: Callable[..., Any],
         inputs: Inputs,
         kept: Kept,
     ) -> tuple[Output, Kept]:
@@ -60,7 +59,7 @@ class OwnCache(CacheForm):
         all_returned = []
 
         def recorded(*args: Any, **named: Any) -> Any:
-            all_returned.append(target(*args, **named))
+            all_returned.append(module(*args, **named))
             return all_returned[-1]
 
         output = call(recorded, *inputs, **self._options(call, kept.length, end, query))

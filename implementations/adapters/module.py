@@ -355,16 +355,14 @@ class ModuleAttention(nn.Module):
 
     def _decoded(self, form: CacheForm, inputs: Inputs, cache: Any = None) -> tuple[Any, Any]:
         """Call the module at the next positions with its cache."""
-        call, target = self.call, self.module
+        call = self.call
         assert isinstance(call, CallByName)
         if self.layout != "b l d":
             inputs = laid_out(self.layout, *inputs)
         if cache is None:
             cache = form.made(call, self.module, inputs[0])
-        if self.built_options is not None:
-            target, _ = self.built_options.module_for(self.module, Options(), inputs[0])
         with self.adapter.left_out.during_calls(self.module, inputs[0]):
-            returned, cache = form.called(call, self.module, target, inputs, cache)
+            returned, cache = form.called(call, self.module, inputs, cache)
         output, _ = self._projected(returned)
         return output, cache
 
