@@ -78,7 +78,8 @@ class QkNorm:
     over: the columns of each "head" on its own, or the whole "width" of all heads.
     before_rotary: whether it comes before a rotation, or after it.
     eps: what is added to the mean of squares; None for 2 u of the dtype, or of float32 in half
-        precision, as in `torch.nn.functional.rms_norm` by default.
+        precision, as in `torch.nn.functional.rms_norm` by default. Of "l2", the least sum of
+        squares: 1e-24 for the 1e-12 of `torch.nn.functional.normalize`.
     weight: columns are then multiplied by a weight ("scale"), by 1 more than a weight ("offset"),
         as in Gemma, or not (None). It is one for all heads where the norm is over each head. A
         bias of a layer norm is zero.

@@ -214,7 +214,7 @@ class Watch:
         inference, name = resolved.inference, visible_name(resolved.implementation.name)
         if inference is None:
             if self.rows:
-                said = "what it computes now matches no formula; judged as it was understood before"
+                said = "not understood as it is now; judged as it was understood before"
                 self.printer.folded(f"{name}: {said}")
             return
         # What is wrong later may not be understood.

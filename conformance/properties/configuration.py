@@ -113,9 +113,10 @@ def _computed_heads(session: Session, problem: Problem, output: RecordedTensor) 
     # What a view of heads of that width gives comes first: where S = 1, any number of heads does.
     usual = config.d_model // max(config.d_model // n_heads, 1)
     # Weights of norms, and of keys that heads share, are for heads of one width.
-    of_one_width = bool(config.norm_weights) or config.kv_heads != n_heads
+    if config.norm_weights or config.kv_heads != n_heads:
+        return f"an output of shape {tuple(output.tensor.shape)}"
     for other in (usual, *range(1, config.d_model + 1)):
-        if other == n_heads or config.d_model % other or of_one_width:
+        if other == n_heads or config.d_model % other:
             continue
         expected = session.expected(problem.change(config=replace(config, n_heads=other))).output
         if bool(((output.tensor.double() - expected.mid).abs() <= expected.rad).all()):

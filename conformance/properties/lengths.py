@@ -51,7 +51,8 @@ def assume_means_known(session: Session, problem: Problem) -> None:
     if session.claims.empty_row != "uniform":
         return
     keys = problem.shape[3]
-    is_short = torch.tensor([length < keys for length in problem.options.key_lengths or ()])
+    lengths = problem.options.key_lengths or ()
+    is_short = torch.tensor([length < keys for length in lengths], dtype=torch.bool)
     empty = problem.empty_rows(session.claims.alignment).cpu().any(1) & own_queries(problem)
     reason = "a row is empty, and its mean may be of the item's own values, or of all"
     assume(not bool(empty[is_short].any()), reason)

@@ -56,7 +56,7 @@ SEVERAL = Domain(
 TRAINED = replace(SEVERAL, masks=COMMON, modes=WITH_GRADIENT, dtypes=BOUNDED, layouts=DENSE)
 # More than there are whole numbers in a row in bfloat16.
 MANY_POSITIONS = 300
-# So many that rounded frequencies turn the fastest pairs by half a radian.
+# So many that frequencies rounded to bfloat16 turn the fastest pairs by half a radian.
 FAR_POSITIONS = 512
 
 

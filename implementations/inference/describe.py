@@ -83,7 +83,6 @@ PRODUCTS = {
     "bf16": "numbers of float32 are multiplied in bfloat16, and the bounds allow for it",
     "bf16x3": "numbers of float32 are multiplied as pairs of bfloat16, and the bounds allow for it",
 }
-# What a call is given for a required parameter that is not judged, by its meaning.
 
 
 def rows_of_module(candidate: Candidate, module: nn.Module) -> Iterator[Row]:

@@ -8,6 +8,7 @@ from mha.implementations.adapters.names import NEUTRAL_MEANING, PAIRED
 from mha.implementations.inference.declared import Declared
 from mha.implementations.inference.rows import Row
 
+# What a call is given for a required parameter that is not judged, by its meaning.
 ROTATIONS = {"cosines": "1", "sines": "0", "rotation": "cosines of 1 and sines of 0"}
 GIVEN = {
     "scale": "1/sqrt(d_k)",

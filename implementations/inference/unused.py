@@ -53,12 +53,13 @@ def unclaimable_options(candidate: Candidate) -> list[str]:
     parameters = candidate.declared.forward_parameters
     never = {*map(_hiding, candidate.declared.beside)}
     never.update(map(_other_than_zero, _positions(candidate)))
+    of_bits = switches_of_bits(candidate)
     unclaimable = []
     for option in unused_options(candidate):
         is_unknown = option in parameters and not _may_be_claimed(candidate, option)
-        if is_unknown or option in never:
+        if option not in of_bits and (is_unknown or option in never):
             unclaimable.append(option)
-    return [option for option in unclaimable if option not in switches_of_bits(candidate)]
+    return unclaimable
 
 
 def switches_of_bits(candidate: Candidate) -> list[str]:

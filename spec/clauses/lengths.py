@@ -13,7 +13,7 @@ CLAUSES: tuple[Clause, ...] = (
             " count places from the item's own lengths, as for the item alone. With numbers of"
             ' queries too (`Claims.lengths="both"`), contexts after an item\'s queries are zero.'
             " Under the policy `uniform` of MSK-8, the mean of an empty row may be of all values,"
-            " or of the item's own."
+            " or of the item's own; that is the only exception."
         ),
         why=(
             "A cache has room for more than a text has tokens, and what lies there is left from"
