@@ -246,7 +246,7 @@ def test_saves_are_judged_until_the_command_is_stopped(tmp_path: Path) -> None:
         helper.write_text("WIDTH = 0x1\n")  # in the same second, and as long
         output = until("watching")
         assert "helper.py saved\n" in output
-        assert "matches no formula; judged as it was understood before\n" in output
+        assert "not understood as it is now; judged as it was understood before\n" in output
         assert "fail            SHP-1" in output.partition("kernel: DOES NOT CONFORM")[0]
         replaced(helper, "WIDTH = (\n")
         assert "(helper.py, line 1)" in until("watching")
