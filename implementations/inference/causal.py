@@ -173,7 +173,9 @@ def _combines(candidate: Candidate) -> bool:
         if candidate.call(probe.inputs, mask=mask, is_causal=True) is None:
             return False
     signature = candidate.signature
-    is_published = signature.mask in MASKS_ALONE or signature.is_causal in signature.none_by_default
+    # A kernel with the flag None by default asks for it only where there is no mask.
+    asks_without = candidate.is_kernel and signature.is_causal in signature.none_by_default
+    is_published = signature.mask in MASKS_ALONE or asks_without
     return not (is_published and _mask_counts_alone(candidate))
 
 
