@@ -85,7 +85,7 @@ NEEDS: dict[str, Need] = {
     **dict.fromkeys(("NUM-2", "NUM-3", "NUM-4", "NUM-7", "NUM-8", "GRD-2", "GRD-8"), _never),
     "GRD-3": _masked,
     "GRD-6": lambda point: point.mask == "additive" and not point.split,
-    "GRD-7": lambda point: _has_bias(point, "k"),
+    "GRD-7": lambda point: _has_bias(point, "k") and _not_turned(point) and point.norm == "none",
     "GRD-9": lambda point: point.differentiates_twice,
     **dict.fromkeys(("DRP-1", "DRP-2", "DRP-3"), _dropout),
     "DRP-5": lambda point: point.dropout == "weights",
