@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from mha.implementations.adapters.called import call_parameters, forward_of
 from mha.implementations.adapters.calling import CallByName
-from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.discovery.loaded import module_named, variables_of
 from mha.spec import Claims, Output
 from mha.spec.option_names import listed
@@ -85,12 +84,47 @@ class PlainCache:
 class CacheForm:
     """Where a class keeps the keys and values of decoding.
 
-    name: of the parameter of a call that is given the cache, or of the attribute that holds it.
+    name: what a declaration calls it.
+    """
+
+    name: str
+
+    @property
+    def parameters(self) -> set[str]:
+        """The parameters of a call that are about it."""
+        raise NotImplementedError
+
+    def made(self, call: CallByName, module: nn.Module, query: Tensor) -> Kept:
+        """Return an empty cache for a module; query: of the first call."""
+        raise NotImplementedError
+
+    def called(
+        self, call: CallByName, module: nn.Module, inputs: Inputs, kept: Kept
+    ) -> tuple[Output, Kept]:
+        """Return what a module gives at the next positions, and the cache for those after.
+
+        inputs: query, key and value at the next positions, as the module takes them.
+        """
+        raise NotImplementedError
+
+    def reordered(self, kept: Kept, items: Tensor) -> Kept:
+        """Return a cache whose items are those at some places (B,)."""
+        raise NotImplementedError(f"the cache {self.name!r} cannot be reordered")
+
+    def cropped(self, kept: Kept, length: int) -> Kept:
+        """Return a cache of the first positions."""
+        raise NotImplementedError(f"the cache {self.name!r} cannot be cropped")
+
+
+@dataclass(frozen=True)
+class ObjectCache(CacheForm):
+    """An object that a call is given, or that an attribute of the module holds during a call.
+
+    name: of the parameter, or of the attribute.
     maker: the method that makes the cache of an attribute; "" for one that calls are given.
     positions: the parameter of a call that is given the positions of its tokens; "" without one.
     """
 
-    name: str
     maker: str = ""
     positions: str = ""
 
@@ -98,37 +132,6 @@ class CacheForm:
     def parameters(self) -> set[str]:
         """The parameters of a call that are about it."""
         return {self.name, self.positions}
-
-    @classmethod
-    def of(cls, module_class: type, name: str | None) -> CacheForm | None:
-        """Return the form of a cache of this name; None without a name.
-
-        Raises ImplementationError where the class has no such cache.
-        """
-        if name is None:
-            return None
-        for form in cls.possible(module_class):
-            if form.name == name:
-                return form
-        raise ImplementationError(
-            f"{module_class.__name__}: cache={name!r}, but a call has no parameter of this name"
-            f" that is known ({', '.join(CACHE_NAMES)}), and the class no attribute"
-            f" ({', '.join(ATTRIBUTES)}) with a method that makes it ({', '.join(MAKERS)}); of a"
-            ' class that keeps its own, say how, as in "past_kv (returned)"'
-        )
-
-    @classmethod
-    def possible(cls, module_class: type) -> Iterator[CacheForm]:
-        """Yield the forms that a class may have, by the names of parameters and methods."""
-        parameters = call_parameters(forward_of(module_class))
-        positions = _first(POSITION_NAMES, parameters)
-        for name in CACHE_NAMES:
-            if name in parameters:
-                yield cls(name, "", positions)
-        maker = _first(MAKERS, dir(module_class))
-        if maker:
-            for name in ATTRIBUTES:
-                yield cls(name, maker, positions)
 
     def made(self, call: CallByName, module: nn.Module, query: Tensor) -> Kept:
         """Return an empty cache for a module; query: of the first call."""
@@ -159,16 +162,9 @@ class CacheForm:
             setattr(module, self.name, before)
 
     def called(
-        self,
-        call: CallByName,
-        module: nn.Module,
-        inputs: Inputs,
-        kept: Kept,
+        self, call: CallByName, module: nn.Module, inputs: Inputs, kept: Kept
     ) -> tuple[Output, Kept]:
-        """Return what a module gives at the next positions, and the cache for those after.
-
-        inputs: query, key and value at the next positions, as the module takes them.
-        """
+        """Return what a module gives at the next positions, and the cache for those after."""
         call, query, start = call_of(call, inputs), inputs[0], kept.length
         end = start + query.shape[call.length_axis]
         more: dict[str, Any] = {}
@@ -177,29 +173,12 @@ class CacheForm:
         if not self.maker:
             more[self.name] = kept.held
             call = replace(call, past=start, keys=end, more=more)
-            options = self._options(call, start, end, query)
+            options = options_at(call, start, end, query)
             return call(module, *inputs, **options), Kept(kept.held, end)
         call = replace(call, past=start, keys=LENGTH, more=more)
-        options = self._options(call, start, end, query)
+        options = options_at(call, start, end, query, has_room=True)
         with self._held_by(module, kept.held):
             return call(module, *inputs, **options), Kept(kept.held, end)
-
-    def _options(self, call: CallByName, start: int, end: int, query: Tensor) -> dict[str, Any]:
-        """Return the mask and flags of a call at the positions from `start` to `end`.
-
-        A single query needs no mask where the cache has no keys but those of the past.
-        """
-        claims = call.claims
-        options: dict[str, Any] = {"mask": None, "is_causal": False, "need_weights": False}
-        if claims.always_causal or call.masks.convention is None:
-            options["is_causal"] = claims.always_causal
-        elif end - start == 1 and not self.maker:
-            options["is_causal"] = call.masks.causal_by_default
-        else:
-            places = torch.arange(call.keys or end, device=query.device)
-            own = torch.arange(start, end, device=query.device)
-            options["mask"] = (places <= own.unsqueeze(-1))[None, None]
-        return options
 
     def reordered(self, kept: Kept, items: Tensor) -> Kept:
         """Return a cache whose items are those at some places (B,)."""
@@ -211,6 +190,41 @@ class CacheForm:
         (name, *_) = inspect.signature(kept.held.crop).parameters
         kept.held.crop(length - kept.length if name in REMOVED else length)
         return Kept(kept.held, length)
+
+
+def options_at(
+    call: CallByName, start: int, end: int, query: Tensor, *, has_room: bool = False
+) -> dict[str, Any]:
+    """Return the mask and flags of a call at the positions from `start` to `end`.
+
+    A single query needs no mask, unless the cache has room for more keys than those of the past.
+
+    has_room: whether it has.
+    """
+    claims = call.claims
+    options: dict[str, Any] = {"mask": None, "is_causal": False, "need_weights": False}
+    if claims.always_causal or call.masks.convention is None:
+        options["is_causal"] = claims.always_causal
+    elif end - start == 1 and not has_room:
+        options["is_causal"] = call.masks.causal_by_default
+    else:
+        places = torch.arange(call.keys or end, device=query.device)
+        own = torch.arange(start, end, device=query.device)
+        options["mask"] = (places <= own.unsqueeze(-1))[None, None]
+    return options
+
+
+def object_caches(module_class: type) -> Iterator[ObjectCache]:
+    """Yield the objects that may hold a class's cache, by the names of parameters and methods."""
+    parameters = call_parameters(forward_of(module_class))
+    positions = _first(POSITION_NAMES, parameters)
+    for name in CACHE_NAMES:
+        if name in parameters:
+            yield ObjectCache(name, "", positions)
+    maker = _first(MAKERS, dir(module_class))
+    if maker:
+        for name in ATTRIBUTES:
+            yield ObjectCache(name, maker, positions)
 
 
 def inputs_of(claims: Claims, query: Tensor, key: Tensor, value: Tensor) -> Inputs:

@@ -10,10 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.caches import CACHE_NAMES, CacheForm, Inputs, Kept, call_of
+from mha.implementations.adapters.caches import (
+    ATTRIBUTES,
+    CACHE_NAMES,
+    MAKERS,
+    CacheForm,
+    Inputs,
+    Kept,
+    call_of,
+    object_caches,
+    options_at,
+)
 from mha.implementations.adapters.called import call_parameters, forward_of
 from mha.implementations.adapters.calling import CallByName
 from mha.implementations.adapters.names import NEUTRAL_NAMES, words_of
+from mha.implementations.discovery.errors import ImplementationError
 from mha.spec import Output
 
 # The parameters that say where the tokens of a call begin, in what the module has kept.
@@ -46,11 +57,7 @@ class OwnCache(CacheForm):
         raise NotImplementedError
 
     def called(
-        self,
-        call: CallByName,
-        module: nn.Module,
-        inputs: Inputs,
-        kept: Kept,
+        self, call: CallByName, module: nn.Module, inputs: Inputs, kept: Kept
     ) -> tuple[Output, Kept]:
         """Return what a module gives at the next positions, and the cache for those after."""
         call, query = call_of(call, inputs), inputs[0]
@@ -62,7 +69,7 @@ class OwnCache(CacheForm):
             all_returned.append(module(*args, **named))
             return all_returned[-1]
 
-        output = call(recorded, *inputs, **self._options(call, kept.length, end, query))
+        output = call(recorded, *inputs, **options_at(call, kept.length, end, query))
         return output, Kept(self.left(module, all_returned[-1], kept), end)
 
 
@@ -152,7 +159,7 @@ class CacheByStart(OwnCache):
 
 def possible_caches(module_class: type) -> Iterator[CacheForm]:
     """Yield the forms of caches that a class may have; those that it keeps itself come last."""
-    yield from CacheForm.possible(module_class)
+    yield from object_caches(module_class)
     yield from kept_caches(module_class)
 
 
@@ -163,10 +170,15 @@ def cache_of(module_class: type, name: str | None) -> CacheForm | None:
     """
     if name is None:  # also of functions, which have no calls of a module
         return None
-    for form in kept_caches(module_class):
+    for form in possible_caches(module_class):
         if form.name == name:
             return form
-    return CacheForm.of(module_class, name)
+    raise ImplementationError(
+        f"{module_class.__name__}: cache={name!r}, but a call has no parameter of this name that is"
+        f" known ({', '.join(CACHE_NAMES)}), and the class no attribute ({', '.join(ATTRIBUTES)})"
+        f" with a method that makes it ({', '.join(MAKERS)}); of a class that keeps its own, say"
+        ' how, as in "past_kv (returned)"'
+    )
 
 
 def kept_caches(module_class: type) -> Iterator[CacheForm]:
