@@ -38,7 +38,7 @@ SWITCHED_OFF = frozenset(chain(SOFTCAP_NAMES, WINDOW_NAMES, CHUNK_NAMES, *WINDOW
 class Changed:
     """A config with other values for some of its options.
 
-    config: the one that is changed; None for one that has the sizes of a case alone.
+    config: the one that is changed; None for one with only the sizes of a case.
     options: the values by name.
     """
 
@@ -104,11 +104,19 @@ def configs_to_try(
     if given is None:
         without_class = {**every, **changed}
         configs += [AnyConfig(**without_class), without_class]
-        read = attributes_read(getattr(without_partial(constructor), "__init__", constructor))
-        none = dict.fromkeys(SWITCHED_OFF.intersection(read or ()))
+        target = without_partial(constructor)
+        none = frozenset[str]()
+        if inspect.isclass(target):
+            none = _switched_off_by(target)  # type: ignore[arg-type]  # classes are hashable
         if none:
-            configs.append(AnyConfig(**{**none, **without_class}))
+            configs.append(AnyConfig(**{**dict.fromkeys(none), **without_class}))
     return configs
+
+
+@lru_cache(8)  # it parses source, and a module is built for each case
+def _switched_off_by(cls: type) -> frozenset[str]:
+    """Return the options that None switches off which the constructor of a class reads."""
+    return SWITCHED_OFF.intersection(attributes_read(cls.__init__) or ())  # type: ignore[misc]  # of this class
 
 
 def _config_like(
@@ -145,7 +153,7 @@ def _without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any
 
 
 class _Held:
-    """A config as a key: equal to itself alone."""
+    """A config as a key, equal to itself only."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
