@@ -12,6 +12,16 @@ from mha.spec import Claims, Lse, Rounding, Scores, Sizes, causal_mask, join_cau
 from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
+def joined(
+    query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool
+) -> tuple[Tensor | None, bool]:
+    """Return a mask and a flag that are not rejected together: the mask hides the future too."""
+    if mask is None or not is_causal:
+        return mask, is_causal
+    causal = causal_mask(query.shape[2], key.shape[2], "top_left", query.device)
+    return join_causal(mask, causal), False
+
+
 def attend_math(
     query: Tensor,
     key: Tensor,
@@ -20,12 +30,9 @@ def attend_math(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    if mask is not None and is_causal:  # rejected together
-        mask, is_causal = (
-            join_causal(mask, causal_mask(query.shape[2], key.shape[2], "top_left", query.device)),
-            False,
-        )
-    mask = None if mask is None else torch.atleast_2d(mask)
+    mask, is_causal = joined(query, key, mask, is_causal)
+    if mask is not None:
+        mask = torch.atleast_2d(mask)
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(
             query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=True
@@ -40,14 +47,9 @@ def attend_flash(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    if mask is not None and is_causal:  # rejected together
-        mask, is_causal = (
-            join_causal(mask, causal_mask(query.shape[2], key.shape[2], "top_left", query.device)),
-            False,
-        )
-    mask = (
-        None if mask is None else mask[(None,) * (4 - mask.ndim)]
-    )  # masks with three axes are rejected
+    mask, is_causal = joined(query, key, mask, is_causal)
+    if mask is not None:  # masks with three axes are rejected
+        mask = mask[(None,) * (4 - mask.ndim)]
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return F.scaled_dot_product_attention(
             query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=True
