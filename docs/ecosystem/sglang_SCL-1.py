@@ -11,7 +11,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 
 (folder,) = importlib.util.find_spec("sglang").submodule_search_locations
-no = lambda: False  # noqa: E731
+no = lambda: False  # noqa: E731  a function in one line
 asked = ("is_cuda", "is_hip", "is_gfx95_supported", "is_gfx1250_supported")
 unset = types.SimpleNamespace(get=no)
 stand_ins = {

@@ -54,7 +54,7 @@ def _without_another_result(candidate: Candidate) -> Candidate:
     asked = candidate.names_of("return_lse")
     if not asked:
         return candidate
-    return candidate.noting("lse", f"{asked[0]} has no effect: the context alone is returned")
+    return candidate.noting("lse", f"{asked[0]} has no effect: only the context is returned")
 
 
 def _natural(candidate: Candidate, inputs: Inputs) -> Tensor:

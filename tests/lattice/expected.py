@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from lattice.axes import CAUSAL_ALWAYS, Point
@@ -85,13 +86,16 @@ def _head_claims(point: Point) -> dict[str, Any]:
 
 def rotary_of(point: Point) -> Rotary:
     """Return the rotation of a point that has one."""
-    return Rotary(
-        base=500000.0 if point.base == "option" else 10000.0,
-        pairs="interleaved" if point.rotary in ("interleaved", "complex") else "half",
-        part=PARTS[point.part],
-        tables="given" if point.tables in GIVEN_TABLES else "inside",
-        direction="backward" if point.rotary == "half_backward" else "forward",
-    )
+    rotary = Rotary(part=PARTS[point.part])
+    if point.base == "option":
+        rotary = replace(rotary, base=500000.0)
+    if point.rotary in ("interleaved", "complex"):
+        rotary = replace(rotary, pairs="interleaved")
+    if point.rotary == "half_backward":
+        rotary = replace(rotary, direction="backward")
+    if point.tables in GIVEN_TABLES:
+        rotary = replace(rotary, tables="given")
+    return rotary
 
 
 def norm_of(point: Point) -> QkNorm:

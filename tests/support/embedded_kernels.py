@@ -63,6 +63,12 @@ class Given:
 Attend = Callable[[Given], tuple[Tensor, Tensor]]
 
 
+def bounds_of(window_size: tuple[int, int]) -> tuple[int | None, int | None]:
+    """The keys before and after a query's own; None for no bound, for which calls say -1."""
+    left, right = window_size
+    return (None if left < 0 else left), (None if right < 0 else right)
+
+
 def kernel_of(attend: Attend, change: Callable[[Given], Given] = lambda given: given) -> Kernel:
     """A kernel with every option of `CLAIMS`, made of one step, and of a change of what it gets."""
 
@@ -78,7 +84,7 @@ def kernel_of(attend: Attend, change: Callable[[Given], Given] = lambda given: g
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         queries, keys = query.shape[2], key.shape[2]
-        left, right = (None if side < 0 else side for side in window_size)
+        left, right = bounds_of(window_size)
         if is_causal:
             right = 0
         allowed = window_mask(queries, keys, (left, right), "bottom_right", query.device)

@@ -20,6 +20,7 @@ from mha.conformance.faults.base import CLAIMS as OF_GALLERY
 from mha.conformance.faults.base import Complete, Direct
 from mha.conformance.faults.registry import FAULTS, implementations
 from mha.spec import Claims, Config, Implementation, Output, Weights
+from support.embedded_kernels import bounds_of
 
 Kernel = Callable[..., Any]
 # Of a fault's claims, what no call of a kernel shows.
@@ -97,7 +98,7 @@ def options_of(
     """What a call says about the scores, as modules take it; what it does not say is left out."""
     given: dict[str, Any] = {"scale": scale, "softcap": softcap, "chunk": chunk}
     if window_size != (-1, -1):
-        given["window"] = tuple(None if side < 0 else side for side in window_size)
+        given["window"] = bounds_of(window_size)
     if sinks is not None:
         given["sinks"] = tuple(sinks.tolist())
     if slopes is not None and slopes.ndim == 1:

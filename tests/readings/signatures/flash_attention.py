@@ -82,10 +82,9 @@ def _of_items(
         axes = [x.transpose(1, 2) for x in own]
         settings = {"scale": scale, "causal": causal, "window": window, "softcap": softcap}
         parts.append(flash(*axes, how, **settings, slopes=of_item))
-    context, lse, weights = (
-        [getattr(part, name) for part in parts] for name in ("context", "lse", "weights")
-    )
-    return Attended(torch.cat(context), torch.cat(lse), weights[0])
+    context = torch.cat([part.context for part in parts])
+    lse = torch.cat([part.lse for part in parts])
+    return Attended(context, lse, parts[0].weights)
 
 
 def of_packed(
