@@ -31,7 +31,7 @@ from mha.spec.claims import Alignment
 
 # In their interfaces, a mask takes the place of the causal flag.
 MASKS_ALONE = ("custom_mask",)
-MEANT = "; beside a mask, that alone counts: if so meant, claim causal_with_mask=False"
+MEANT = "; beside a mask, the flag has no effect: if that is meant, claim causal_with_mask=False"
 ALIGNMENTS: tuple[Alignment, ...] = ("top_left", "bottom_right")
 
 

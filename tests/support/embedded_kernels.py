@@ -31,6 +31,14 @@ PLAIN = Claims(
 CLAIMS = replace(
     PLAIN, scores=replace(PLAIN.scores, sinks="float32", softcap="before_bias"), lse=Lse()
 )
+# Of a kernel without options; and in float32 only, which is what the probes need.
+BARE = replace(PLAIN, masks=(), causal=None, scores=replace(PLAIN.scores, window=None, scale=None))
+SINGLE = replace(BARE, dtypes={"float32"}, grouped_query=False, value_width=False)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The right context, in float32."""
+    return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
 
 
 @dataclass(frozen=True, eq=False)
