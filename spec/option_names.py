@@ -21,7 +21,8 @@ WINDOW_PAIRS = (
 )
 WINDOW_NAMES = listed(
     """
-    window_size local_window_size sliding_window_size sliding_window window_left window
+    window_size local_window_size sliding_window_size sliding_window_length sliding_window
+    window_left window
     """
 )
 SOFTCAP_NAMES = listed(
@@ -33,7 +34,7 @@ SOFTCAP_NAMES = listed(
 # The last one is a tile elsewhere.
 CHUNK_NAMES = listed("attention_chunk attention_chunk_size chunk_size")
 SINK_NAMES = listed("sinks s_aux sink learnable_sink attention_sinks head_sink")
-SLOPES_NAMES = ("alibi_slopes", "alibi")
+SLOPES_NAMES = ("alibi_slopes", "alibi", "slopes")
 # What asks for the log-sum-exp.
 RETURN_LSE_NAMES = listed(
     """

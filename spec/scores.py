@@ -29,6 +29,8 @@ Packing = Literal["gaps", "tail", "late", "falling", "beyond"]
 # How many keys before and after its own place a query sees, itself not counted; None for all of
 # them.
 Bounds = tuple[int | None, int | None]
+# A bound that is beyond every key, for functions that take a number only.
+NO_BOUND = 2**20
 # Of the heads, or of the heads of each item.
 Slopes = tuple[float, ...] | tuple[tuple[float, ...], ...]
 # The options that every attention takes.
@@ -45,7 +47,8 @@ class Window:
         "count": one number of keys, the query's own among them, none after it, as in transformers;
         "symmetric": one number, p - w <= t <= p + w;
         "count_right": two numbers, p - left < t <= p + right, as in cuDNN.
-    unbounded: what stands for a side without a bound.
+    unbounded: what stands for a side without a bound: -1, None, or a number of keys beyond any
+        length, at least `NO_BOUND`.
 
     Raises ValueError for an unknown word.
 
@@ -56,15 +59,19 @@ class Window:
     """
 
     form: WindowForm
-    unbounded: Literal[-1] | None = -1
+    unbounded: int | None = -1
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown word."""
         if self.form not in get_args(WindowForm):
             words = ", ".join(map(repr, get_args(WindowForm)))
             raise ValueError(f"Window.form must be one of {words}, but is {self.form!r}")
-        if self.unbounded not in (-1, None):
-            raise ValueError(f"Window.unbounded must be -1 or None, but is {self.unbounded!r}")
+        is_far = isinstance(self.unbounded, int) and self.unbounded >= NO_BOUND
+        if self.unbounded not in (-1, None) and not is_far:
+            raise ValueError(
+                f"Window.unbounded must be -1, None, or {NO_BOUND} or more, but is"
+                f" {self.unbounded!r}"
+            )
 
     def nearest(self, bounds: Bounds) -> Bounds:
         """Return the window that this form can say, nearest to one of these bounds."""

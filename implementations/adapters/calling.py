@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -171,9 +170,8 @@ class CallByName:
         if self.signature.mask in masks:
             arguments[self.signature.mask] = self.masks.held(masks[self.signature.mask])
         arguments.update(self._flags(options.change(is_causal=is_causal)))
-        for name in self.signature.others:
-            if name not in masks:
-                arguments[name] = self._neutral(name, query, sizes)
+        others = self._others(query, sizes)
+        arguments.update({name: value for name, value in others.items() if name not in masks})
         rotary = self.claims.rotary
         if rotary:
             for name in self.signature.tables:
@@ -214,9 +212,21 @@ class CallByName:
 
     def _of_scores(self, options: Options, query: Tensor) -> dict[str, Any]:
         """Return what is said about the scores, by the function's own names."""
+        return self._score_arguments.of(options, query)
+
+    @property
+    def _score_arguments(self) -> ScoreArguments:
         names = self.signature
-        arguments = ScoreArguments(self.label, names.scores, self.claims, names.none_by_default)
-        return arguments.of(options, query)
+        return ScoreArguments(self.label, names.scores, self.claims, names.none_by_default)
+
+    def _others(self, query: Tensor, sizes: Sizes) -> dict[str, Any]:
+        """Return what each call is given beside inputs, masks and flags."""
+        others = {name: self._neutral(name, query, sizes) for name in self.signature.others}
+        for name in self.signature.acting:
+            neutral = self._neutral(name, query, sizes)
+            if neutral is not None:
+                others[name] = neutral
+        return others
 
     def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> Any:
         """Return what a required parameter is given, by its name; None for an unknown one."""
@@ -227,8 +237,9 @@ class CallByName:
             return _no_rotation(name, query)
         if name in self.signature.lengths:
             return self._all_lengths(name, query, sizes)
-        if (name,) == self.signature.scores.get("sinks"):
-            return query.new_full((self.n_heads,), -math.inf)  # none
+        without = self._score_arguments.without(name, query, self.n_heads)
+        if without is not None:
+            return without
         values = {
             "dropout": 0.0,
             "n_heads": self.n_heads,

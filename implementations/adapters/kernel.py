@@ -52,13 +52,17 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
         unless `contiguous`: those of a query that is not contiguous lie otherwise than those of the
         key. H_kv is H, unless `Claims.grouped_query` is claimed, or 1 with `Claims.multi_query`.
     layout: the axes in order: b (batch), h (heads), l (length) and d (head_dim), separated by
-        spaces; or "(b h) l d" or "b l (h d)", where the kernel has the heads in the batch, or
-        splits them itself; or "l d" or "l h d", where it takes one head, or one item, and is called
-        for each; or "h d", where it takes one query, with keys "l h d", and is called for each, in
-        causal calls with the keys up to its own place, as in decoding; or "t h d", where it takes a
-        row of tokens, the items of the batch one after another, and their offsets. An axis 3, as in
-        "b l 3 h d", says that query, key and value are one tensor, and an axis 2 that key and value
-        are. If the context has other axes, they follow: "b h l d -> b l (h d)".
+        spaces; or one of
+        "(b h) l d", "b l (h d)": the heads are in the batch, or the kernel splits them itself;
+        "l d", "l h d": it takes one head, or one item, and is called for each;
+        "h d": it takes one query, with keys "l h d", and is called for each, in causal calls with
+            the keys up to its own place, as in decoding;
+        "b h d, b l h d", "b h d, b h l d": it takes one query of each item, with these axes of
+            keys and values, and lengths of the items if it has them;
+        "t h d": it takes a row of tokens, the items of the batch one after another, and their
+            offsets.
+        An axis 3, as in "b l 3 h d", says that query, key and value are one tensor, and an axis 2
+        that key and value are. If the context has other axes, they follow: "b h l d -> b l (h d)".
     masks: the masks that it takes; by default boolean ones, True = may attend.
     contiguous: whether it is given only contiguous heads, and contiguous gradients of its context,
         since it raises for others.

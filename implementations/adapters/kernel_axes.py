@@ -11,18 +11,25 @@ import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.called import is_called_without_forward
-from mha.implementations.adapters.one_by_one import one_by_one, query_by_query
+from mha.implementations.adapters.one_by_one import (
+    of_one_query,
+    one_by_one,
+    query_by_query,
+)
 from mha.implementations.adapters.packing import packing_names
 from mha.implementations.adapters.signature import Signature, numbers_of_heads
 from mha.implementations.discovery.errors import ImplementationError
 
 # Layouts of heads that share an axis with the batch, or with the columns.
 MERGED_LAYOUTS = ("(b h) l d", "b l (h d)")
-# One query of one item, whose keys are (S, H_kv, d_k), as in decoding.
+# One query of one item, whose keys are (S, H_kv, d_k), as in decoding; and one query of each item,
+# with the axes of keys and values.
 ONE_QUERY = "h d"
+ONE_QUERY_EACH = {"b h d, b l h d": "b l h d", "b h d, b h l d": "b h l d"}
 # A kernel of a single head, or of the heads of one item, or of one query, is called for one after
 # another of these.
-AS_MANY = {"l d": "(b h) l d", "l h d": "b l h d", ONE_QUERY: "b l h d"}
+AS_MANY = {"l d": "(b h) l d", "l h d": "b l h d"}
+AS_MANY.update(dict.fromkeys((ONE_QUERY, *ONE_QUERY_EACH), "b l h d"))
 # How many of query, key and value are one tensor, and the place of the first of them.
 PACKED = {"3": 0, "2": 1}
 # The flag that calls of a kernel of one query have, which the adapter reads.
@@ -50,6 +57,7 @@ class KernelAxes:
     one_by_one: whether the kernel is called for each.
     of_tokens: whether it takes a row of tokens, t, the items of a batch one after another.
     one_query: whether it takes one query of each head.
+    keys: the axes of keys and values beside one query of each item; "" for any other kernel.
 
     >>> axes = KernelAxes.read("Mine", "b l 3 h d -> b l (h d)")
     >>> axes.heads, axes.context, axes.packed, axes.stacked
@@ -63,6 +71,7 @@ class KernelAxes:
     one_by_one: bool = False
     of_tokens: bool = False
     one_query: bool = False
+    keys: str = ""
 
     @classmethod
     def read(cls, label: str, layout: str) -> KernelAxes:
@@ -91,7 +100,8 @@ class KernelAxes:
             stacked,
             one_by_one=is_single,
             of_tokens=of_tokens,
-            one_query=layout == ONE_QUERY,
+            one_query=layout == ONE_QUERY or layout in ONE_QUERY_EACH,
+            keys=ONE_QUERY_EACH.get(layout, ""),
         )
 
     @property
@@ -132,6 +142,8 @@ class KernelAxes:
 
     def unpacked(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of query, key and value, with all heads, that calls a kernel."""
+        if self.keys:
+            return of_one_query(kernel, heads_first=self.keys == "b h l d")
         if self.one_query:
             return query_by_query(kernel)
         if self.one_by_one:

@@ -27,7 +27,7 @@ from mha.implementations.adapters.names import (
     is_option,
     words_of,
 )
-from mha.implementations.adapters.score_arguments import Names, score_names
+from mha.implementations.adapters.score_arguments import Names, acting_names, score_names
 from mha.implementations.adapters.tables import tables_in
 
 BY_POSITION = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -47,7 +47,9 @@ class Signature:
     none_by_default: the names of all parameters with the default None.
     others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which
         are given None.
-    rotations: those of them that are given cosines of 1 and sines of 0.
+    acting: the options about the scores whose default is one of a model, as a cap of 50; every
+        call is given what says that there is none, if that is known.
+    rotations: those of the others that are given cosines of 1 and sines of 0.
     shaped: whether these, or `PAIRED`, have the shape that `rotation` says, and not one element.
     tables: all parameters that say how heads are rotated: cosines, sines, positions.
     rotation: the layout of these, one of `ROTATION_LAYOUTS`.
@@ -68,6 +70,7 @@ class Signature:
     required: frozenset[str]
     none_by_default: frozenset[str] = frozenset()
     others: tuple[str, ...] = ()
+    acting: tuple[str, ...] = ()
     rotations: frozenset[str] = frozenset()
     shaped: bool = False
     tables: tuple[str, ...] = ()
@@ -162,6 +165,7 @@ def signature_of(
         required=_with_default(parameters, inspect.Parameter.empty),
         none_by_default=_with_default(parameters, None),
         others=tuple(name for name in others if name != query),
+        acting=acting_names(parameters),
         rotations=frozenset(rotations),
         tables=tables_in(tuple(parameters)),
         query=query,

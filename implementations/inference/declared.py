@@ -214,9 +214,9 @@ class Declared:
     @property
     def unknown_inputs(self) -> list[str]:
         """The parameters that each call requires, and whose names say nothing."""
-        given = {*self.signature.lengths, *self.signature.scores.get("sinks", ())}
-        others = (name for name in self.signature.others if name not in given)
-        return [name for name in others if name not in NEUTRAL_MEANING]
+        known = {*NEUTRAL_MEANING, *self.signature.lengths}
+        known = known.union(*self.signature.scores.values())
+        return [name for name in self.signature.others if name not in known]
 
     @property
     def may_leave_out_memory(self) -> bool:

@@ -8,7 +8,7 @@ from torch import nn
 
 from mha.implementations.adapters.construction import SIZES, assumed_arguments, fixed_dropout
 from mha.implementations.adapters.constructor_names import BIAS_ROLES
-from mha.implementations.adapters.kernel_axes import ONE_QUERY
+from mha.implementations.adapters.kernel_axes import ONE_QUERY, ONE_QUERY_EACH
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.names import INPUT_NAMES, OF_BITS
 from mha.implementations.inference.candidate import OF_FORMULA, Candidate
@@ -120,6 +120,9 @@ def shape_words(layout: str) -> str:
     """Return a layout as the shape of the inputs, and of the context where that has another one."""
     if layout == ONE_QUERY:
         return "(h, d) and (l, h, d), one query in a call"
+    if layout in ONE_QUERY_EACH:
+        keys = ONE_QUERY_EACH[layout].replace(" ", ", ").replace("l", "s")
+        return f"(b, h, d) and ({keys}), one query of each item in a call"
     inputs, _, context = layout.replace("(b h)", "b*h").replace("(h d)", "h*d").partition(" -> ")
     shape = f"({inputs.replace(' ', ', ')})"
     if not context:

@@ -29,18 +29,49 @@ GIVEN = {
 }
 
 
+# What stands for an option of the scores that a call does not have, where each call names it.
+WITHOUT = {
+    "softcap": "2.0**60",
+    "sinks": "-inf of each head",
+    "alibi": "0 of each head",
+    "scale": "1/sqrt(d_k)",
+}
+
+
 def given_rows(declared: Declared) -> Iterator[Row]:
     """Yield the rows about what calls require beside inputs and options."""
-    others = declared.signature.others
-    if declared.claimed("rotary"):  # what says how heads are rotated is in a row of its own
-        others = tuple(name for name in others if name not in declared.signature.tables)
-    neutral = [_given(name, declared) for name in others if name in NEUTRAL_MEANING]
-    lengths = [name for name in others if name in declared.signature.lengths]
+    neutral = [*_neutral_inputs(declared)]
+    neutral += [f"{name}={value}" for name, value in _without_options(declared)]
+    lengths = [name for name in declared.signature.others if name in declared.signature.lengths]
     neutral += [f"{name} of all tokens" for name in lengths]
     if neutral:
         yield Row("given", ", ".join(neutral), "by name")
     if declared.unknown_inputs:
         yield Row("given None", ", ".join(declared.unknown_inputs), "of no known meaning")
+
+
+def _neutral_inputs(declared: Declared) -> Iterator[str]:
+    """Yield what is given for required parameters of `NEUTRAL_NAMES`, as code."""
+    others = declared.signature.others
+    if declared.claimed("rotary"):  # what says how heads are rotated is in a row of its own
+        others = tuple(name for name in others if name not in declared.signature.tables)
+    of_scores = dict(_without_options(declared))
+    for name in others:
+        if name in NEUTRAL_MEANING and name not in of_scores:
+            yield _given(name, declared)
+
+
+def _without_options(declared: Declared) -> Iterator[tuple[str, str]]:
+    """Yield the options about the scores that each call gives, and what stands for none."""
+    signature, window = declared.signature, declared.claimed("scores").window
+    in_each_call = (*signature.others, *signature.acting)
+    for option, value in WITHOUT.items():
+        for name in signature.scores.get(option, ()):
+            if name in in_each_call:
+                yield name, value
+    for name in signature.scores.get("window", ()):
+        if name in in_each_call and window:
+            yield name, str(window.unbounded)
 
 
 def _given(name: str, declared: Declared) -> str:

@@ -13,6 +13,7 @@ from torch import nn
 from mha.implementations.adapters.kernel_axes import (
     AS_MANY,
     MERGED_LAYOUTS,
+    ONE_QUERY_EACH,
     TOKENS,
     function_of,
 )
@@ -48,6 +49,8 @@ from mha.implementations.inference.sizes import PATIENCE, TILES, in_few_sizes
 from mha.implementations.inference.unused import unused_options
 from mha.implementations.process.pristine import as_found, pristine
 from mha.implementations.process.torch_state import threads
+from mha.spec import Scores, Window
+from mha.spec.scores import NO_BOUND
 
 # The layouts of heads that are tried, then those whose context has other axes.
 OF_HEADS = ("b h l d", "b l h d", "l b h d")
@@ -198,14 +201,38 @@ def _tries(candidates: Sequence[Candidate]) -> Iterator[Iterable[Candidate]]:
     """
     usual = list(filter(_is_usual, candidates))
     others = [each for each in candidates if not _is_usual(each)]
-    yield usual
-    yield chain.from_iterable(given_a_mask(usual))
+    for each in _with_and_without_windows(usual):
+        yield each
+        yield chain.from_iterable(given_a_mask(each))
     require_repeatable(usual)
     yield _in_few_dtypes(_raising(usual))
     yield _while_patient(usual)
     yield others
+    decoding = [each for each in others if each.declared.layout in ONE_QUERY_EACH]
+    yield chain.from_iterable(given_a_mask(decoding))
     yield map(without_gradients, candidates)
     yield _while_patient([each for each in others if each.declared.layout not in CONTEXTS])
+
+
+def _with_and_without_windows(candidates: Sequence[Candidate]) -> list[Sequence[Candidate]]:
+    """Return the candidates, and the same with a window in each call that is beyond any length.
+
+    The latter come first where the default is a window, which short inputs may not show, and are
+    left out for a kernel that has no window, or none by default.
+    """
+    if not candidates:
+        return []
+    names, signature = {*candidates[0].names_of("window")}, candidates[0].signature
+    if not names.intersection(signature.others + signature.acting):
+        return [candidates]
+    in_windows = list[Candidate]()
+    for form in ("count", "left_right"):
+        # The alignment is that of no key yet; a reading of the window has its own.
+        scores = Scores(window=Window(form, unbounded=NO_BOUND), alignment="top_left")
+        in_windows += [each.claiming(scores=scores) for each in candidates]
+    if names.intersection(signature.acting):
+        return [in_windows, candidates]
+    return [candidates, in_windows]
 
 
 def _raising(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -6,8 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
+import torch
+
 from mha.implementations.adapters.names import LENGTH_NAMES
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.empty_rows import policy_of_call
 from mha.implementations.inference.probes import Probe, is_close
 from mha.implementations.inference.score_options import BY_NAME_ALONE, has_causal_calls
 from mha.spec import Options
@@ -82,7 +85,27 @@ def _noted(candidate: Candidate, lengths: Lengths, evidence: str = "tested") -> 
     names = [*candidate.claiming(lengths=lengths).names_of("key_lengths")]
     if lengths == "both":
         names += candidate.names_of("query_lengths")
-    return candidate.noting("items", f"{', '.join(names)}: {WORDS[lengths]}", evidence)
+    noted = candidate.noting("items", f"{', '.join(names)}: {WORDS[lengths]}", evidence)
+    return _with_policy_of_empty_items(noted)
+
+
+def _with_policy_of_empty_items(candidate: Candidate) -> Candidate:
+    """Claim what an item without a key gets, where no mask and no causal call has shown it."""
+    if not candidate.claimed("lengths") or "empty_row" in candidate.claims:
+        return candidate
+    probe = candidate.probes[0]
+    queries, keys = probe.lengths
+    lengths = [keys] * probe.batch
+    lengths[0] = 0
+    options = Options(key_lengths=tuple(lengths))
+    if candidate.claimed("lengths") == "both":
+        options = options.change(query_lengths=(queries,) * probe.batch)
+    emptied = torch.zeros(probe.batch, queries, dtype=torch.bool)
+    emptied[0] = True
+    policy = policy_of_call(candidate, probe, emptied, options.arguments)
+    if policy in ("nan", "uniform"):
+        return replace(candidate.claiming(empty_row=policy), empty_row=policy)
+    return candidate
 
 
 def _given(candidate: Candidate, probe: Probe) -> Options:

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
+import torch
+
 from mha.implementations.adapters.called import forward_of
 from mha.implementations.adapters.kernel_axes import function_of
 from mha.implementations.adapters.mask_forms import PaddingConvention
@@ -105,6 +107,9 @@ def _other_readings(candidate: Candidate, *, takes_no_mask: bool) -> Iterator[Ca
         alone = with_formula(candidate.claiming(cross_attention=False))
         if alone:
             yield alone
+    if candidate.is_kernel and candidate.trial.dtype == torch.float64:
+        # It may add a mask of its inputs' dtype to scores of float32, and raise for the product.
+        yield candidate.trying(dtype=torch.float32)
 
 
 def _beside_others(candidate: Candidate) -> Candidate | None:

@@ -54,16 +54,40 @@ class SoftcapOption(ScoreOption):
     def completed(self, candidate: Candidate) -> Candidate:
         """Return the candidate with masks of -infinity, if the lowest number would be capped.
 
-        They leave NaN in rows without a key.
+        They leave NaN in rows without a key. A kernel that computes in float16, and is given a cap
+        in each call, is not judged in it: no number of float16 stands for no cap.
         """
+        if _rounds_all_scores_to_zero(candidate):
+            candidate = candidate.claiming(dtypes=candidate.claimed("dtypes") - {"float16"})
         is_after = candidate.claimed("scores").softcap == "after_bias"
         if not is_after or candidate.declared.masked_number != "lowest":
             return candidate
         masked = candidate.declaring(masked_number="-inf").claiming(empty_row="nan")
         return replace(masked, empty_row="nan")
 
+    def remark(self, candidate: Candidate) -> str:
+        """Return why a kernel is not judged in float16, if that is so."""
+        if not _is_capped_in_each_call(candidate) or "float16" in candidate.claimed("dtypes"):
+            return ""
+        return "; in float16, no number stands for none"
+
 
 SOFTCAP = SoftcapOption()
+
+
+def _is_capped_in_each_call(candidate: Candidate) -> bool:
+    signature = candidate.signature
+    return not {*candidate.names_of(SOFTCAP.name)}.isdisjoint(signature.others + signature.acting)
+
+
+def _rounds_all_scores_to_zero(candidate: Candidate) -> bool:
+    """Return whether float16 scores are 0 once they are divided by what stands for no cap."""
+    if not _is_capped_in_each_call(candidate) or "float16" not in candidate.claimed("dtypes"):
+        return False
+    inputs = candidate.probes[0].inputs
+    result = candidate.trying(dtype=torch.float16).call_plainly(inputs)
+    expected = candidate.formula(inputs, candidate.weights, None)
+    return result is None or not is_close(result.output, expected)
 
 
 def find_place_beside_slopes(candidate: Candidate) -> Candidate:

@@ -49,9 +49,14 @@ class WindowOption(ScoreOption):
         forms = [form for form in get_args(WindowForm) if has_one_name or form in OF_TWO]
         usual = _usual_form(candidate)
         forms.sort(key=lambda form: form != usual)
-        for form, alignment in product(forms, possible_alignments(candidate)):
-            for window in (Window(form), Window(form, unbounded=None)):
-                yield replace(candidate.claimed("scores"), window=window, alignment=alignment)
+        claimed: Scores = candidate.claimed("scores")
+        words: tuple[int | None, ...] = (-1, None)
+        if claimed.window:  # only what each call is given
+            words = (claimed.window.unbounded,)
+            claimed = replace(claimed, window=None, alignment=None)
+        alignments = possible_alignments(candidate.claiming(scores=claimed))
+        for form, alignment, unbounded in product(forms, alignments, words):
+            yield replace(claimed, window=Window(form, unbounded), alignment=alignment)
 
     def values(self, scores: Scores) -> list[Bounds]:
         """Return the bounds that an argument of this form can say."""
