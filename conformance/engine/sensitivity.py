@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
@@ -141,8 +142,7 @@ def outcome(prop: Property, claims: Claims, case: Case, defect: Defect) -> Outco
     They are tried on the CPU, where they cost a fraction of what they do on a GPU.
     """
     case = replace(case, device="cpu")
-    looks_at_weights = "returns_weights" in prop.needs
-    session = _Noting(KnownBad(defect, claims), case, looks_at_weights=looks_at_weights)
+    session = _Noting(KnownBad(defect, claims), case, prop)
     try:
         with as_our_own():
             prop.function(session, case)
@@ -155,14 +155,12 @@ def outcome(prop: Property, claims: Claims, case: Case, defect: Defect) -> Outco
 
 
 class _Noting(Session):
-    """A session that notes what every call returned.
+    """A session that notes what every call of a property returned."""
 
-    looks_at_weights: whether the property is about the weights.
-    """
-
-    def __init__(self, implementation: KnownBad, case: Case, *, looks_at_weights: bool) -> None:
+    def __init__(self, implementation: KnownBad, case: Case, prop: Property) -> None:
         super().__init__(implementation, case)
-        self.looks_at_weights = looks_at_weights
+        self.looks_at_weights = "returns_weights" in prop.needs
+        self.reads_empty_rows = prop.reads_empty_rows
         self._results: list[tuple[CallStep, RecordedOutput]] = []
         self._gradients: list[tuple[Problem, Tensor, dict[str, RecordedTensor]]] = []
 
@@ -207,11 +205,18 @@ class _Noting(Session):
             expected = self.expected(problem)
         except (ValueError, RuntimeError):  # there should be no result
             return True
-        if _differs(result.output, expected.output):
+        output = expected.output
+        if not self.reads_empty_rows:
+            output = Ball(output.mid, output.rad.masked_fill(self._empty(problem), math.inf))
+        if _differs(result.output, output):
             return True
         if not self.looks_at_weights or result.weights is None:
             return False
         return _differs(result.weights, expected.weights)
+
+    def _empty(self, problem: Problem) -> Tensor:
+        """Return the rows in which no head has an allowed key, boolean (B, L, 1)."""
+        return problem.empty_rows(self.claims.alignment).all(1).unsqueeze(-1)
 
 
 def _may_drop(step: CallStep) -> bool:

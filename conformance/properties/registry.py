@@ -55,6 +55,8 @@ class Property:
         share `min_rejection_rate` of the cases in which they are wrong.
     within_bounds: whether it is about errors within the bounds, so that known-bad answers need not
         be wrong by more than these.
+    reads_empty_rows: whether outputs of rows without an allowed key count for it: elsewhere, a
+        known-bad answer that is wrong in these only is right.
     max_cases: the most boundary cases, and one more than the most random ones, of a property that
         takes long.
     may_refuse: whether an implementation may refuse a causal call with L != S here, as CAU-3
@@ -74,6 +76,7 @@ class Property:
     must_reject: tuple[str, ...]
     min_rejection_rate: float
     within_bounds: bool
+    reads_empty_rows: bool
     max_cases: int
     may_refuse: bool
     slow: bool
@@ -142,6 +145,7 @@ def property_of(  # noqa: PLR0913  the fields of a property, each by name
     must_reject: tuple[str, ...] = ("lopsided",),
     min_rejection_rate: float = 0.9,
     within_bounds: bool = False,
+    reads_empty_rows: bool = True,
     max_cases: int = NO_LIMIT,
     may_refuse: bool = True,
     slow: bool = False,
@@ -163,6 +167,7 @@ def property_of(  # noqa: PLR0913  the fields of a property, each by name
             must_reject=must_reject,
             min_rejection_rate=min_rejection_rate,
             within_bounds=within_bounds,
+            reads_empty_rows=reads_empty_rows,
             max_cases=max_cases,
             may_refuse=may_refuse,
             slow=slow,

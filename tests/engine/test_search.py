@@ -21,6 +21,7 @@ from mha.conformance.properties.registry import Property, PropertyFunction, prop
 from mha.conformance.results import Report
 from mha.conformance.settings import Settings
 from mha.conformance.waivers import Waiver
+from mha.implementations import resolve
 from mha.spec import Scores
 
 QUICK = Settings(profile="quick", dtypes=("float32",))
@@ -134,6 +135,31 @@ def test_known_bad_answer_is_not_counted_where_it_is_right() -> None:
     rejections = sensitivity.rejections["unmasked"]
     assert rejections.rejected == rejections.tried > 0
     assert not sensitivity.problem
+
+
+@pytest.mark.parametrize(
+    ("mask", "reads_empty_rows", "expected"),
+    [
+        ("empty_item", True, Outcome.MISSED),
+        ("empty_item", False, Outcome.RIGHT),
+        ("keys", False, Outcome.MISSED),
+    ],
+)
+def test_rows_without_a_key_count_where_the_property_reads_them(
+    mask: str, reads_empty_rows: bool, expected: Outcome
+) -> None:
+    prop = made_property(asserts_nothing, reads_empty_rows=reads_empty_rows)
+    case = Case(mask=mask, B=1, L=3, S=3)  # the only item is empty
+    assert outcome(prop, faults.complete.claims, case, REJECTED["lopsided"]) is expected
+
+
+def test_merges_of_parts_prove_nothing_where_no_row_has_a_key() -> None:
+    prop = properties()["LSE-2"][0]
+    claims = resolve("kernel_loop")[0].implementation.claims
+    case = Case(mask="empty_item", B=1, L=3, S=3, projected=False, return_lse=True)
+    assert outcome(prop, claims, case, REJECTED["lopsided"]) is Outcome.RIGHT
+    for seen in (replace(case, B=2), replace(case, mask="keys")):
+        assert outcome(prop, claims, seen, REJECTED["lopsided"]) is Outcome.REJECTED
 
 
 def test_known_bad_answers_that_are_always_right_are_a_harness_error() -> None:
