@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.settings import Settings
 from mha.implementations import from_kernel, resolve
 from mha.implementations.inference.kernels import infer_kernel
-from mha.spec import Claims, Rounding, Scores, oracle
+from mha.spec import Claims, Lse, Rounding, Scores, oracle
 from support.judging import expect_conforms, verdict_of
 
 ABOUT_LENGTHS = [
@@ -34,6 +35,13 @@ ABOUT_LENGTHS = [
 def packed(qkv: Tensor) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
     return ((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v).transpose(1, 2)
+
+
+def packed_with_lse(qkv: Tensor, return_lse: bool = False) -> Any:
+    q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    context = (scores.softmax(-1) @ v).transpose(1, 2)
+    return (context, scores.logsumexp(-1)) if return_lse else context
 
 
 def of_one_key_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -87,6 +95,17 @@ def test_queries_of_self_attention_change_with_the_keys() -> None:
     claims = Claims(masks=(), causal=None, returns_weights=False, cross_attention=False)
     kernel = from_kernel(packed, layout="b l 3 h d", mask=None, claims=claims)
     expect_conforms(kernel, ABOUT_LENGTHS, strict=True)
+
+
+def test_keys_of_self_attention_are_not_split() -> None:
+    claims = Claims(
+        masks=(), causal=None, returns_weights=False, cross_attention=False, lse=Lse(dtype="input")
+    )
+    kernel = from_kernel(packed_with_lse, layout="b l 3 h d", mask=None, claims=claims)
+    verdict = verdict_of(kernel, "LSE-2")
+    assert verdict.status == "not_claimed"
+    assert "a query goes with each key" in verdict.message
+    assert verdict_of(kernel, "LSE-1", "smoke").status == "pass"
 
 
 @pytest.mark.parametrize(
