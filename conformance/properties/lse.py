@@ -39,6 +39,9 @@ READINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "the sum itself": torch.exp,
     "of the other sign": lambda natural: -natural,
 }
+# What a merge in float64 adds, of the contexts: two sums, a quotient, a product, an exponential,
+# and two roundings of a difference d, which has a share of e^-d.
+OWN_ROUNDING = 7 * torch.finfo(torch.float64).eps
 # How near a wrong one is to a reading that names it.
 NEAR = 0.02
 
@@ -158,8 +161,8 @@ def parts_of_the_keys_merge_to_the_whole(session: Session, case: Case) -> None:
     if declared.empty == "undefined":
         empty = any(has_empty_row(session, part) for part in parts)
         assume(not empty, "the log-sum-exp of an empty row is undefined")
-    results = [_called_with_lse(session, part, declared) for part in parts]
-    merged = _merge(*results)
+    first, second = (_called_with_lse(session, part, declared) for part in parts)
+    merged = _merge(first, second, declared)
     expected = _merged_bound(session, problem, parts, declared)
     session.scripted = False  # the merge is the judge's own
     outside = ~((merged - expected.mid).abs() <= expected.rad)
@@ -222,25 +225,35 @@ def _of_keys(problem: Problem, part: slice) -> Problem:
 
 
 def _called_with_lse(session: Session, problem: Problem, declared: Lse) -> tuple[Tensor, Tensor]:
-    """Return output (B, L, H d_v) and natural log-sum-exp (B, H, L) of a call, in float64."""
+    """Return output (B, L, H d_v) and log-sum-exp (B, H, L) of a call, in float64."""
     result = session(problem)
     assert result.lse is not None
-    return result.output.tensor.double(), _natural(result.lse.tensor.double(), declared)
+    return result.output.tensor.double(), _plain(result.lse.tensor.double(), declared)
 
 
-def _shares(one: Tensor, other: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def _plain(lse: Tensor, declared: Lse) -> Tensor:
+    """Return a log-sum-exp to its declared base, with -infinity for an empty row."""
+    if declared.empty == "+inf":
+        return lse.masked_fill(lse == math.inf, -math.inf)
+    return lse
+
+
+def _shares(one: Tensor, other: Tensor, width: int, declared: Lse) -> tuple[Tensor, Tensor]:
     """Return the weights of two parts for each column (B, L, H d_v); zeros where both are empty."""
     both = torch.stack([one, other])
-    whole = both.logsumexp(0)
-    shares = (both - whole.masked_fill(whole == -math.inf, 0.0)).exp()
+    largest = both.amax(0)
+    # Only differences are multiplied or raised: a rounding of the whole grows with its size.
+    below = (both - largest.masked_fill(largest == -math.inf, 0.0)) * declared.log_base
+    raised = below.exp()
+    shares = raised / raised.sum(0).clamp(min=1.0)  # a sum is 0 where both are empty, or at least 1
     by_column = shares.transpose(2, 3).repeat_interleave(width // one.shape[1], -1)
     return by_column[0], by_column[1]
 
 
-def _merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
+def _merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], declared: Lse) -> Tensor:
     """Return the output of two parts of the keys."""
     (output, lse), (other, other_lse) = first, second
-    share, other_share = _shares(lse, other_lse, output.shape[-1])
+    share, other_share = _shares(lse, other_lse, output.shape[-1], declared)
     return share * output + other_share * other
 
 
@@ -248,17 +261,18 @@ def _merged_bound(session: Session, problem: Problem, parts: list[Problem], decl
     """Return the output of all keys, with the bound of one that is merged from two parts.
 
     Each part may be off by its own bound, and the shares by a factor e^(2 d), where d is the
-    largest error of a log-sum-exp of the row.
+    largest error of a log-sum-exp of the row. The merge is the judge's own, in float64.
     """
     whole = session.expected(problem).output
     of_parts = [session.expected(part) for part in parts]
-    one, other = (_natural(expected.lse.mid, declared) for expected in of_parts)
-    shares = _shares(one, other, whole.mid.shape[-1])
+    one, other = (_plain(expected.lse.mid, declared) for expected in of_parts)
+    shares = _shares(one, other, whole.mid.shape[-1], declared)
     rad, spread = torch.zeros_like(whole.rad), torch.zeros_like(whole.rad)
     errors = []
     for share, lse, expected in zip(shares, (one, other), of_parts, strict=True):
         has_keys = share > 0  # elsewhere, a bound may be infinite
-        rad += torch.where(has_keys, share * expected.output.rad, 0.0)
+        reach = expected.output.rad + OWN_ROUNDING * expected.output.mid.abs()
+        rad += torch.where(has_keys, share * reach, 0.0)
         spread += share * (expected.output.mid - whole.mid).abs()
         errors.append(torch.where(lse > -math.inf, expected.lse.rad, 0.0))
     largest = torch.maximum(*errors) * declared.log_base
@@ -266,11 +280,3 @@ def _merged_bound(session: Session, problem: Problem, parts: list[Problem], decl
     grown = grown.repeat_interleave(whole.mid.shape[-1] // grown.shape[-1], -1)
     moved = torch.where(spread > 0, (grown - 1) * spread, 0.0)
     return Ball(whole.mid, rad * grown + moved + whole.rad)
-
-
-def _natural(lse: Tensor, declared: Lse) -> Tensor:
-    """Return a declared log-sum-exp as a natural one, with -infinity for an empty row."""
-    natural = lse * declared.log_base
-    if declared.empty == "+inf":
-        natural = natural.masked_fill(natural == math.inf, -math.inf)
-    return natural

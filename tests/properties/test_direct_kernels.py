@@ -12,6 +12,8 @@ from torch import Tensor
 
 from mha.conformance import check
 from mha.conformance.cases.case import Case
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import properties
 from mha.conformance.settings import Settings
 from mha.implementations import from_kernel, resolve
 from mha.implementations.inference.kernels import infer_kernel
@@ -95,6 +97,37 @@ def test_queries_of_self_attention_change_with_the_keys() -> None:
     claims = Claims(masks=(), causal=None, returns_weights=False, cross_attention=False)
     kernel = from_kernel(packed, layout="b l 3 h d", mask=None, claims=claims)
     expect_conforms(kernel, ABOUT_LENGTHS, strict=True)
+
+
+@pytest.mark.parametrize("base", ["e", "2"])
+def test_merges_of_the_judge_are_within_the_bound_where_scores_are_large(base: str) -> None:
+    def kernel(q: Tensor, k: Tensor, v: Tensor, return_lse: bool = False) -> Any:
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        lse = scores.logsumexp(-1) / (math.log(2) if base == "2" else 1.0)
+        return (scores.softmax(-1) @ v, lse) if return_lse else scores.softmax(-1) @ v
+
+    claims = Claims(
+        masks=(),
+        causal=None,
+        returns_weights=False,
+        lse=Lse(base=base),  # type: ignore[arg-type]  # one of its bases
+        rounding=Rounding(
+            scores_stored=False, weights_stored=False, softmax_stored=False, log_normaliser=False
+        ),
+    )
+    case = Case(
+        n_heads=4,
+        head_dim=4,
+        L=65,
+        S=2,
+        dtype="float64",
+        values="integers",
+        seed=14272,
+        projected=False,
+        return_lse=True,
+    )
+    session = Session(from_kernel(kernel, mask=None, claims=claims), case)
+    properties()["LSE-2"][0].function(session, case)
 
 
 def test_keys_of_self_attention_are_not_split() -> None:
