@@ -63,8 +63,9 @@ class Claims:
             made.
         causal: the alignment of the causal mask when L != S; None if it takes no `is_causal`
             (clause CAU-3).
-        causal_with_mask: `is_causal` may be given beside a mask. Otherwise such a call raises
-            (clause PTH-4), as in `torch.nn.functional.scaled_dot_product_attention`.
+        causal_with_mask: `is_causal` may be given beside a mask, and both apply. False: such a
+            call raises (clause PTH-4), as in `torch.nn.functional.scaled_dot_product_attention`.
+            "mask_alone": the mask applies without the flag, as FlashInfer's `custom_mask`.
         dtypes, devices: the dtypes and devices that it supports.
         sizes: the numbers of heads, head widths and lengths that it takes; see `Sizes`.
 
@@ -140,7 +141,7 @@ class Claims:
     prefix_masks: bool = False
     always_causal: bool = False
     causal: Alignment | None = "top_left"
-    causal_with_mask: bool = True
+    causal_with_mask: bool | Literal["mask_alone"] = True
     empty_row: EmptyRow = "zeros"
     returns_weights: bool = True
     scale: float | None = None
@@ -177,6 +178,11 @@ class Claims:
     rounding: Rounding = field(default_factory=Rounding)
 
     @property
+    def combines_causal(self) -> bool:
+        """Whether causal calls may have a mask, and both apply."""
+        return self.always_causal or self.causal_with_mask is True
+
+    @property
     def declares_softmax(self) -> bool:
         """Whether the profile is narrower than the default in how the softmax rounds."""
         return not (self.rounding.softmax_stored and self.rounding.log_normaliser)
@@ -206,6 +212,7 @@ class Claims:
         choices = {
             "cross_attention": (True, False, "memory"),
             "causal": (*get_args(Alignment), None),
+            "causal_with_mask": (True, False, "mask_alone"),
             "empty_row": get_args(EmptyRow),
             "dropout": (False, True, *DROPS_OUTPUT),
             "decodes": (False, True, "chunks"),

@@ -255,7 +255,7 @@ class Domain:
 
     def combines(self, claims: Claims) -> bool:
         """Return whether a causal call may have a mask."""
-        return claims.causal_with_mask or claims.always_causal or self.may_raise
+        return claims.combines_causal or self.may_raise
 
     def _causal_mask_only(self, claims: Claims) -> bool:
         """Return whether the causal mask takes the place of masks, which are not claimed."""

@@ -248,7 +248,7 @@ def _mask_is_claimed(case: KernelCase, claims: Claims) -> bool:
         return False
     if claims.prefix_masks and case.mask != "padding":
         return False
-    return claims.causal_with_mask or claims.always_causal or not case.causal
+    return claims.combines_causal or not case.causal
 
 
 def _options_are_claimed(case: KernelCase, claims: Claims) -> bool:

@@ -53,7 +53,7 @@ def later_positions_have_no_influence(session: Session, case: Case) -> None:
         passes=("float",),
         dtypes=WIDE_RANGE,
     ),
-    needs="causal_with_mask",
+    needs="causal_with_mask=True",
     level="SHOULD",
     must_reject=("unmasked", "lopsided"),
     number=2,

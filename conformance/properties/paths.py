@@ -184,15 +184,17 @@ def _as_additive(boolean: Problem) -> Problem:
     must_reject=("unmasked", "lopsided"),
 )
 def a_hint_never_overrides_the_mask(session: Session, case: Case) -> None:
-    """A hint never overrides the mask: both apply, or the call raises."""
+    """A hint never overrides the mask: both apply, or the mask alone, or the call raises."""
     problem = case.problem()
     try:
         output = session(problem).output
     except CallRaised:
         return
-    expect_close(
-        output, session.expected(problem).output, because="both the mask and the causal flag apply"
-    )
+    because = "both the mask and the causal flag apply"
+    if session.claims.causal_with_mask == "mask_alone":
+        problem = problem.change(is_causal=False)
+        because = "the mask applies alone, as is claimed"
+    expect_close(output, session.expected(problem).output, because=because)
 
 
 WITH_EXTRAS = Domain(

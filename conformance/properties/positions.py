@@ -97,7 +97,7 @@ def only_differences_of_positions_count(session: Session, case: Case) -> None:
     seen = torch.arange(longer.key.shape[1], device=longer.key.device) >= moved
     longer = as_claimed(session.claims, longer, seen.view(1, 1, 1, -1))
     assume(
-        not problem.is_causal or session.claims.causal_with_mask or session.claims.always_causal,
+        not problem.is_causal or session.claims.combines_causal,
         "a mask beside the causal flag is not claimed",
     )
     assume_answered(session, longer)

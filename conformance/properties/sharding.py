@@ -225,7 +225,7 @@ def a_rank_without_allowed_keys_adds_nothing(session: Session, case: Case) -> No
         of_items.append(keys_of_rank(session.implementation, hidden_rank, case.ranks, case.S))
     hidden = torch.stack(of_items)
     problem = as_claimed(session.claims, problem, ~hidden[:, None, None, :].to(case.device))
-    assume(session.claims.causal_with_mask or not case.causal, "a causal call takes no mask")
+    assume(session.claims.combines_causal or not case.causal, "a causal call takes no mask")
     expect_output_and_gradients(session, problem, f"no key of rank {rank} is allowed to item 0")
 
 

@@ -31,7 +31,8 @@ from mha.spec.claims import Alignment
 
 # In their interfaces, a mask takes the place of the causal flag.
 MASKS_ALONE = ("custom_mask",)
-MEANT = "; beside a mask, the flag has no effect: if that is meant, claim causal_with_mask=False"
+ALONE = "; beside a mask, the flag has no effect"
+MEANT = f'{ALONE}: if that is meant, claim causal_with_mask="mask_alone"'
 ALIGNMENTS: tuple[Alignment, ...] = ("top_left", "bottom_right")
 
 
@@ -87,16 +88,23 @@ def _words(candidate: Candidate) -> str:
     flag, alignment = candidate.signature.is_causal, candidate.claimed("causal")
     if "always_causal" in candidate.claims:
         return "always, aligned bottom_right" if "causal" in candidate.claims else "always"
-    if flag and candidate.claimed("causal_with_mask"):
-        alone = MEANT if _mask_counts_alone(candidate) else ""
-        return f"{flag}, aligned {alignment}{alone}"
     if flag:
-        return f"{flag}, aligned {alignment}, not beside a mask"
+        return f"{flag}, aligned {alignment}{_beside_mask(candidate)}"
     if candidate.declared.causal_by_default:
         return f"unless there is a mask, or through the mask, aligned {alignment}"
     if alignment:
         return f"through the mask, aligned {alignment}"
     return _never_causal(candidate)
+
+
+def _beside_mask(candidate: Candidate) -> str:
+    """Return what the causal flag does beside a mask, unless both apply."""
+    claimed = candidate.claimed("causal_with_mask")
+    if claimed == "mask_alone":
+        return ALONE
+    if not claimed:
+        return ", not beside a mask"
+    return MEANT if _mask_counts_alone(candidate) else ""
 
 
 def _never_causal(candidate: Candidate) -> str:
@@ -121,8 +129,10 @@ def _with_alignment(candidate: Candidate) -> Candidate:
         claiming = claiming.claiming(causal=alignment)
     if not candidate.declared.mask or candidate.formula.causal:
         return claiming
-    if not _combines(claiming):
+    if _flag_raises(claiming):
         return claiming.claiming(causal_with_mask=False)
+    if _mask_is_meant_alone(claiming):
+        return claiming.claiming(causal_with_mask="mask_alone")
     return _with_forms_that_combine(claiming)
 
 
@@ -162,21 +172,21 @@ def _hint(candidate: Candidate) -> str:
     return problem
 
 
-def _combines(candidate: Candidate) -> bool:
-    """Return whether the causal flag counts beside a mask.
-
-    It may raise, or be left alone on purpose, as the interfaces of some names say.
-    """
+def _flag_raises(candidate: Candidate) -> bool:
+    """Return whether a causal call with a mask raises."""
     probe, mask = _masked_probe(candidate)
     # This backend raises where others do not, and is chosen for some calls.
     with sdpa_kernel(SDPBackend.MATH):
-        if candidate.call(probe.inputs, mask=mask, is_causal=True) is None:
-            return False
+        return candidate.call(probe.inputs, mask=mask, is_causal=True) is None
+
+
+def _mask_is_meant_alone(candidate: Candidate) -> bool:
+    """Return whether a mask takes the place of the causal flag, as some interfaces say."""
     signature = candidate.signature
     # A kernel with the flag None by default asks for it only where there is no mask.
     asks_without = candidate.is_kernel and signature.is_causal in signature.none_by_default
     is_published = signature.mask in MASKS_ALONE or asks_without
-    return not (is_published and _mask_counts_alone(candidate))
+    return is_published and _mask_counts_alone(candidate)
 
 
 def _masked_probe(candidate: Candidate) -> tuple[Probe, Tensor]:

@@ -107,7 +107,8 @@ CLAUSES: tuple[Clause, ...] = (
         title="A hint never overrides the mask",
         statement=(
             "A hint (such as `is_causal` with an explicit mask) never overrides the mask: either"
-            " both apply, or the call raises."
+            ' both apply, or the call raises. Where `causal_with_mask="mask_alone"` is claimed, the'
+            " mask applies alone."
         ),
         why=(
             "A hint is given for speed. If it wins over the mask, packed documents and prefixes are"
@@ -119,7 +120,8 @@ CLAUSES: tuple[Clause, ...] = (
             " padding mask drops `attn_mask` and attends causally, whatever the mask says; with"
             " `need_weights=True`, only the mask counts. Its documentation warns that an incorrect"
             " hint gives incorrect results. In timm's unfused attention, `is_causal` takes"
-            " precedence over the mask."
+            " precedence over the mask. Beside FlashInfer's `custom_mask`, the flag does not count,"
+            " as its documentation says."
         ),
         violation=(
             "`if is_causal: mask = None`, to reach a kernel's causal path: the mask between two"

@@ -102,7 +102,7 @@ PUBLISHED: dict[Function, dict[str, str]] = {
     libraries.sdpa_attention_forward: SCALE
     | TWO_LAYOUTS
     | KEYS
-    | {"causal": "is_causal, aligned top_left, not beside a mask"},
+    | {"causal": "is_causal, aligned top_left; beside a mask, the flag has no effect"},
     libraries.flex_attention_forward: SCALE | CAP | ADDED | TWO_LAYOUTS | SINKS | LSE | KEYS,
     libraries.dot_product_attention: TOP_LEFT
     | SCALE

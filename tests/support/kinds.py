@@ -76,7 +76,7 @@ class ClaimedOnly(Complete):
             reasons.append("cross-attention")
         if claims.cross_attention == "memory" and key is not value:
             reasons.append("key and value that differ")
-        if mask is not None and is_causal and not (claims.causal_with_mask or claims.always_causal):
+        if mask is not None and is_causal and not claims.combines_causal:
             reasons.append("a causal call with a mask")
         if is_causal and not claims.causal:
             reasons.append("a causal call")

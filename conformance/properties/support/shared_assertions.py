@@ -97,7 +97,7 @@ def hidden_pairs(session: Session, problem: Problem) -> Tensor:
 
 def as_causal(claims: Claims, case: Case) -> Case:
     """Return the case as a causal call, if that is claimed beside its mask."""
-    combines = case.mask == "none" or claims.causal_with_mask or claims.always_causal
+    combines = case.mask == "none" or claims.combines_causal
     return replace(case, causal=claims.causal is not None and combines)
 
 
