@@ -242,7 +242,9 @@ def joins_causal(implementation: Implementation) -> bool:
     call, claims = getattr(original_of(implementation), "call", None), implementation.claims
     if not isinstance(call, CallByName) or call.signature.is_causal:
         return False
-    return bool(claims.causal) and not (claims.always_causal or call.masks.causal_by_default)
+    masks = call.masks
+    by_other_means = claims.always_causal or masks.causal_by_default or masks.causal_word
+    return bool(claims.causal) and not by_other_means
 
 
 def _with_joined_masks(step: CallStep, claims: Claims) -> CallStep:

@@ -194,14 +194,10 @@ class CallByName:
             shape[self.width_axis] = value.shape[self.width_axis]
         return torch.Size(shape)
 
-    def _flags(self, options: Options) -> dict[str, bool]:
+    def _flags(self, options: Options) -> dict[str, bool | str]:
         """Return the flags by the function's own names."""
         names = self.signature
-        flags: dict[str, bool] = {}
-        if names.is_causal:
-            flags[names.is_causal] = options.is_causal
-        elif options.is_causal:
-            raise UnsupportedCallError(f"{self.label} takes no causal flag")
+        flags = self._causal_flag(is_causal=options.is_causal)
         if names.need_weights:
             flags[names.need_weights] = options.need_weights
         if names.average and (options.need_weights or names.average in names.required):
@@ -209,6 +205,17 @@ class CallByName:
         if names.grouped and self.kv_heads < self.n_heads:
             flags[names.grouped] = True
         return flags
+
+    def _causal_flag(self, *, is_causal: bool) -> dict[str, bool | str]:
+        """Return the causal flag by its own name, or the word in the place of a mask."""
+        names, word = self.signature, self.masks.causal_word
+        if names.is_causal:
+            return {names.is_causal: is_causal}
+        if not is_causal:
+            return {}
+        if names.mask and word and self.claims.causal:
+            return {names.mask: word}
+        raise UnsupportedCallError(f"{self.label} takes no causal flag")
 
     def _of_scores(self, options: Options, query: Tensor) -> dict[str, Any]:
         """Return what is said about the scores, by the function's own names."""
@@ -324,10 +331,14 @@ class CallByName:
             if not is_causal:
                 raise UnsupportedCallError(f"{self.label} is always causal")
             return mask, False
-        if is_causal and not self.signature.is_causal and self.claims.causal:
+        if is_causal and self.claims.causal and not self._says_causal(mask):
             causal = causal_mask(*sizes[2:], self.claims.causal, device)
             return join_causal(mask, causal[None, None]), False
         return mask, is_causal
+
+    def _says_causal(self, mask: Tensor | None) -> bool:
+        """Return whether a flag says that a call is causal, or a word in the place of a mask."""
+        return bool(self.signature.is_causal or (mask is None and self.masks.causal_word))
 
     def _masks(
         self, keys: Tensor | None, mask: Tensor | None, sizes: Sizes, dtype: torch.dtype

@@ -107,8 +107,8 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
     elif masks != MaskFormat(masks.convention):
         raise ImplementationError(
             f"{label}: call=... is given masks as the contract has them, so mask_shape,"
-            " mask_numbers, mask_required, masked_number, mask_attribute, beside and"
-            " causal_by_default have no effect; leave them out"
+            " mask_numbers, mask_required, masked_number, mask_attribute, beside,"
+            " causal_by_default and causal_word have no effect; leave them out"
         )
     elif axes.of_tokens:
         raise ImplementationError(f"{label}: call=... is given a batch, but layout is {layout!r}")

@@ -43,6 +43,8 @@ class MaskFormat:
         and the rest of a mask to the mask. Masks of numbers are not split.
     causal_by_default: whether a call without a mask is causal, and a mask takes the place of that.
         A call that is not causal then gets a mask that allows everything.
+    causal_word: what a causal call gives in the place of a mask, as "causal" in MLX. Beside a mask,
+        the causal one is a part of it.
     required: whether a call without a mask raises. It gets one that allows everything.
     attribute: that of an object which holds the mask, where the function takes such an object.
     beside: other masks of its parameters that are given with the mask, and then allow everything,
@@ -61,6 +63,7 @@ class MaskFormat:
     numbers: bool = False
     padding: PaddingConvention | None = None
     causal_by_default: bool = False
+    causal_word: str | None = None
     required: bool = False
     masked_number: MaskedNumber = "-inf"
     attribute: str | None = None
@@ -84,6 +87,11 @@ class MaskFormat:
             raise ImplementationError(
                 f"{label}: mask_required=True needs the convention of the mask, but mask is None;"
                 " pass mask='keep', 'drop' or 'additive'"
+            )
+        if self.causal_word and self.convention is None:
+            raise ImplementationError(
+                f"{label}: causal_word={self.causal_word!r} is given in the place of a mask, but"
+                " mask is None; pass mask='keep', 'drop' or 'additive'"
             )
         if self.causal_by_default and (self.convention is None or "l" not in self.axes):
             raise ImplementationError(

@@ -55,6 +55,7 @@ class MaskOptions(TypedDict, total=False):
     beside: Mapping[str, str]
     padding: PaddingConvention | None
     causal_by_default: bool
+    causal_word: str | None
 
 
 class ModuleOptions(MaskOptions, total=False):
@@ -82,6 +83,7 @@ FIELDS_OF_MASKS = {
     "beside": "beside",
     "padding": "padding",
     "causal_by_default": "causal_by_default",
+    "causal_word": "causal_word",
 }
 OTHERS = {"arguments": "arguments", "cache": "cache"}
 FIELDS_OF_INPUTS = {name: name for name in InputFormat.__dataclass_fields__}
@@ -117,7 +119,7 @@ def require_default_forms(label: str, masks: MaskFormat, inputs: InputFormat) ->
         return
     raise ImplementationError(
         f"{label}: call=... is given masks as the contract has them, and makes the call itself,"
-        " so mask_shape, mask_numbers, padding, causal_by_default, mask_required,"
+        " so mask_shape, mask_numbers, padding, causal_by_default, causal_word, mask_required,"
         " masked_number, mask_attribute, beside, memory_optional, query_last, rotation_pairs"
         " and rotation_layout have no effect; leave them out"
     )

@@ -33,6 +33,8 @@ from mha.spec.claims import Alignment
 MASKS_ALONE = ("custom_mask",)
 ALONE = "; beside a mask, the flag has no effect"
 MEANT = f'{ALONE}: if that is meant, claim causal_with_mask="mask_alone"'
+# What MLX takes in the place of a mask.
+CAUSAL_WORD = "causal"
 ALIGNMENTS: tuple[Alignment, ...] = ("top_left", "bottom_right")
 
 
@@ -64,6 +66,8 @@ def find_causal(candidate: Candidate) -> Candidate:
             claiming = claiming.trying(is_causal=False)
     elif not _differ_between_queries(candidate):
         claiming = claiming.claiming(causal=None)
+    else:
+        claiming = _with_causal_word(claiming)
     if not fault:
         claiming, fault = with_idle_constructor_flag(claiming)
     return _noted(claiming, fault or _words(claiming))
@@ -92,6 +96,8 @@ def _words(candidate: Candidate) -> str:
         return f"{flag}, aligned {alignment}{_beside_mask(candidate)}"
     if candidate.declared.causal_by_default:
         return f"unless there is a mask, or through the mask, aligned {alignment}"
+    if candidate.declared.causal_word:
+        return f'{candidate.signature.mask}="{CAUSAL_WORD}", aligned {alignment}'
     if alignment:
         return f"through the mask, aligned {alignment}"
     return _never_causal(candidate)
@@ -134,6 +140,17 @@ def _with_alignment(candidate: Candidate) -> Candidate:
     if _mask_is_meant_alone(claiming):
         return claiming.claiming(causal_with_mask="mask_alone")
     return _with_forms_that_combine(claiming)
+
+
+def _with_causal_word(candidate: Candidate) -> Candidate:
+    """Claim that a word in the place of a mask makes a call causal, if one does."""
+    if not (candidate.is_kernel and candidate.explained):
+        return candidate
+    worded = candidate.declaring(causal_word=CAUSAL_WORD)
+    for alignment in ALIGNMENTS:
+        if worded.passes(partial(_is_aligned, alignment=alignment)):
+            return worded.claiming(causal=alignment)
+    return candidate
 
 
 def _with_forms_that_combine(candidate: Candidate) -> Candidate:

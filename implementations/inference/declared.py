@@ -59,6 +59,7 @@ class Declared:
     rotation_layout: str | None = None
     padding: PaddingConvention | None = None
     causal_by_default: Alignment | None = None
+    causal_word: str | None = None
     layout: str = "b l d"
     weights: str | int | None = None
     neutral: Neutral = field(default_factory=dict)
@@ -83,6 +84,7 @@ class Declared:
         "rotation_layout",
         "padding",
         "causal_by_default",
+        "causal_word",
         "layout",
         "weights",
         "neutral",
@@ -147,6 +149,7 @@ class Declared:
             numbers=self.mask_numbers,
             padding=self.padding,
             causal_by_default=bool(self.causal_by_default and self.mask),
+            causal_word=self.causal_word,
             required=self.mask_required,
             masked_number=self.masked_number,
             attribute=self.mask_attribute,
@@ -256,6 +259,7 @@ class DeclaredKernel(Declared):
         "beside",
         "padding",
         "causal_by_default",
+        "causal_word",
         "layout",
         "contiguous",
     )

@@ -11,6 +11,9 @@ from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims
 from support.judging import RIGHT, verdict_of
 
+# To look for causes and simpler cases takes longer than to judge.
+pytestmark = pytest.mark.usefixtures("undiagnosed", "unshrunk")
+
 CLAIMS = Claims(causal_with_mask="mask_alone", returns_weights=False)
 
 

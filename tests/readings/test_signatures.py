@@ -121,7 +121,10 @@ PUBLISHED: dict[Function, dict[str, str]] = {
         "window": "left_window_size, right_window_size: keys before and after its own",
         "items": "nonpad_kv_seqlen: of the keys of each item",
     },
-    libraries.mlx_attention: SCALE | SINKS | KEYS | {"given": "scale=1/sqrt(d_k)"},
+    libraries.mlx_attention: SCALE
+    | SINKS
+    | KEYS
+    | {"causal": 'mask="causal", aligned bottom_right', "given": "scale=1/sqrt(d_k)"},
     libraries.group_query_attention: SCALE
     | CAP
     | SINKS
