@@ -6,6 +6,7 @@ from bisect import bisect
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from time import process_time
 from typing import Any
 
@@ -24,9 +25,11 @@ PATIENCE = 4.0
 # of them.
 TILES = (1, 4, 8, 16, 32, 64, 128)
 NO_TILES = (50, 257)
-# Widths of heads: those that show a multiple below 8, and common ones, one of which any kernel
-# takes.
-SHOWN_BY = {5: 1, 6: 2, 4: 4}  # in this order
+# Widths of heads: by a multiple below 8, those that are taken where it is the one, in this order;
+# and common ones, one of which any kernel takes. A head of one pair is tried too: tables of
+# rotations that are stretched for long inputs divide by the width less 2.
+SHOWN_BY = {1: (5,), 2: (6, 2), 4: (4,)}
+NARROW = frozenset(chain.from_iterable(SHOWN_BY.values()))
 WIDTHS = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 COMMON = 64
 
@@ -177,8 +180,13 @@ def _widths(problem_of: Callable[[int], str]) -> tuple[dict[str, Any], str]:
     refused = [width for width in (5, WIDTHS[-1]) if problem_of(width)]
     if not refused:
         return {}, ""
+    shown = []
+    for multiple, widths in SHOWN_BY.items():
+        if not any(map(problem_of, widths)):
+            shown.append(multiple)
+    if shown[:1] == [4] and not problem_of(6):
+        refused = [2]  # and not only what is odd
     raised = f"with {refused[0]}, {problem_of(refused[0])}"
-    shown = [multiple for width, multiple in SHOWN_BY.items() if not problem_of(width)]
     taken = [width for width in WIDTHS if not problem_of(width)]
     if not taken:
         raise Unclear(
@@ -241,7 +249,7 @@ def _problem_with_width(candidate: Candidate, width: int, dtypes: Iterable[torch
     counts = sorted({1, 2, 3}.intersection(candidate.sizes.n_heads or {1, 2, 3}))
     if width == 5:
         counts = [CONFIG.n_heads]
-    elif width not in SHOWN_BY:
+    elif width not in NARROW:
         counts = counts[:1]
     for dtype in dtypes:
         tried = candidate.trying(dtype=dtype)

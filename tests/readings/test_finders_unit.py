@@ -196,10 +196,11 @@ def test_policy_of_rows_without_a_key_is_what_they_get(policy: str, claims: dict
     [
         (lambda width: True, Sizes()),
         (lambda width: width % 2 == 0, Sizes(head_dim_multiple=2)),
+        (lambda width: width % 2 == 0 and width > 2, Sizes(head_dim_multiple=4)),
         (lambda width: width % 8 == 0 and width <= 64, Sizes(head_dim_multiple=8, max_head_dim=64)),
         (lambda width: width in (64, 128), Sizes(head_dims={64, 128})),
     ],
-    ids=["all", "even", "up-to-64", "two"],
+    ids=["all", "even", "from-4", "up-to-64", "two"],
 )
 def test_widths_are_those_that_do_not_raise(takes: Callable[[int], bool], sizes: Sizes) -> None:
     def answer(candidate: Candidate, inputs: Any, options: dict[str, Any]) -> Tensor | None:
