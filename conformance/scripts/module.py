@@ -135,20 +135,10 @@ class ModuleWriter(Writer):
             if not isinstance(error, ImplementationError):
                 place = 0  # of the constructor's errors, the first counts
         given = dict(noted[place])
-        return given | self._widths(given), adapted
-
-    def _widths(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the widths that inference passes to a class beside what it is given."""
-        widths: Mapping[str, str] = getattr(self.adapter.constructor, "widths", {})
-        if not widths:
-            return {}
-        fields: dict[str, Any] = {}
-        for name, field in self.adapter.arguments.items():
-            if name in given:
-                fields[field] = given[name]
-        width, heads = fields["d_model"], fields["n_heads"]
-        values = {"d_model": width, "head_dim": width // heads if heads else width}
-        return {name: values[field] for name, field in widths.items()}
+        constructor = self.adapter.constructor
+        if isinstance(constructor, Widened):
+            given = constructor.passed(given)
+        return given, adapted
 
     def _constructor(self) -> Any:
         constructor: Any = self.adapter.constructor

@@ -259,9 +259,10 @@ def module_class(constructor: Callable[..., Any]) -> type[nn.Module] | None:
     Raises what the function raises, and ImplementationError for parameters that are not recognised.
     """
     made: Any = without_partial(constructor)
-    if inspect.isfunction(made) or isinstance(made, Widened):
-        label = made.label if isinstance(made, Widened) else made.__name__
-        arguments = constructor_arguments(label, constructor)
+    if isinstance(made, Widened):
+        made = without_partial(made.cls)
+    if inspect.isfunction(made):
+        arguments = constructor_arguments(made.__name__, constructor)
         made = type(construct(constructor, arguments, SMALL, room=Room(SHORT)))
     return made if inspect.isclass(made) and issubclass(made, nn.Module) else None
 

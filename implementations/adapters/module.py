@@ -55,7 +55,7 @@ from mha.implementations.adapters.options import (
     require_parameters_and_layout,
     require_weights,
 )
-from mha.implementations.adapters.outputs import as_output
+from mha.implementations.adapters.outputs import as_output, of_one_head
 from mha.implementations.adapters.reading import signature_of_class
 from mha.implementations.adapters.tables import require_tables
 from mha.implementations.discovery.errors import ImplementationError
@@ -315,6 +315,8 @@ class ModuleAttention(nn.Module):
         output, weights = self._projected(as_output(returned, query.shape))
         if self.adapter.weights and options.need_weights:
             weights = attrgetter(self.adapter.weights)(called)
+        if self.adapter.claims.sizes.n_heads == {1}:
+            weights = of_one_head(weights)
         return Output(output, weights)
 
     def _projected(self, returned: Output) -> tuple[Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 
 from mha.spec.option_names import (
     CHUNK_NAMES,
@@ -217,7 +217,15 @@ def names_used(cls: type, *, bases: bool = True) -> set[str]:
     names: set[str] = set()
     for each in cls.__mro__ if bases else (cls,):
         for member in vars(each).values():
-            code = getattr(member, "__code__", None)
-            if code is not None:
-                names.update(code.co_names)
+            names |= _names_in(getattr(member, "__code__", None))
+    return names
+
+
+def _names_in(code: object) -> set[str]:
+    """Return the names of variables and attributes in a code, and in the functions within it."""
+    if not isinstance(code, CodeType):
+        return set()
+    names = {*code.co_names}
+    for constant in code.co_consts:
+        names |= _names_in(constant)
     return names

@@ -56,6 +56,13 @@ def as_output(
     return Output(output, None, of_rows)
 
 
+def of_one_head(weights: Any) -> Any:
+    """Return weights (B, L, S) of a single head as (B, 1, L, S), and anything else as it is."""
+    if isinstance(weights, Tensor) and weights.ndim == 3:
+        return weights.unsqueeze(1)
+    return weights
+
+
 def _output_among(tensors: Sequence[Tensor], shape: torch.Size | None) -> Tensor:
     """Return the first tensor of the shape of the query, or else the first one."""
     for tensor in tensors:

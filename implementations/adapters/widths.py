@@ -1,4 +1,4 @@
-"""Classes that require several widths: each may be that of all heads, or of one."""
+"""Classes that require several widths, each that of all heads or of one, or that have one head."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from itertools import product
 from torch import nn
 
 from mha.implementations.adapters.construction import parameters_of, required_of
-from mha.implementations.adapters.constructor_names import VARIADIC, fields_of, missing_of
+from mha.implementations.adapters.constructor_names import (
+    VARIADIC,
+    fields_of,
+    missing_of,
+    without_partial,
+)
 from mha.implementations.adapters.names import words_of
-from mha.implementations.adapters.widened import Widened
+from mha.implementations.adapters.widened import OneHead, Widened
 from mha.spec.option_names import listed
 
 # With more of them, none is tried.
@@ -49,6 +54,19 @@ def with_other_widths(label: str, cls: Callable[..., nn.Module]) -> Iterator[Wid
     for fields in product(("d_model", "head_dim"), repeat=len(open_widths)):
         widths = dict(zip(open_widths, fields, strict=True))
         yield Widened(label, cls, names["d_model"], names["n_heads"], widths, others)
+
+
+def with_one_head(label: str, cls: Callable[..., nn.Module]) -> Iterator[OneHead]:
+    """Yield a class that takes a width and no number of heads, with one head.
+
+    Where it requires a number of no known name, that may be the number of heads.
+    """
+    if not inspect.isclass(without_partial(cls)):
+        return
+    parameters = parameters_of(cls)
+    known = fields_of(parameters)
+    if missing_of(known) == ["n_heads"] and known.keys() >= {*required_of(parameters)}:
+        yield OneHead.of(label, cls, parameters)
 
 
 def _first_of_each(known: Mapping[str, str], parameters: list[str]) -> dict[str, str]:

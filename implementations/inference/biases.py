@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import nn
 
 from mha.implementations.adapters.construction import SHORT, Room, construct
-from mha.implementations.inference.probes import CONFIG
+from mha.implementations.inference.building import trial_config
 from mha.implementations.inference.projections import ParameterMap, Unclear, parameter_maps
 from mha.implementations.process.pristine import as_found
 from mha.spec import Config
@@ -28,10 +28,11 @@ def biases_of_arguments(
     names = [name for name, field in arguments.items() if field == "bias"]
     if len(names) != 1:
         return {}
+    config = trial_config(constructor)
     with suppress(Exception, SystemExit), as_found():
-        without = construct(constructor, arguments, replace(CONFIG, bias=False), room=Room(SHORT))
+        without = construct(constructor, arguments, replace(config, bias=False), room=Room(SHORT))
         with suppress(Unclear):
-            paths = parameter_maps(module, CONFIG)[0]
+            paths = parameter_maps(module, config)[0]
             before, after = _biased(module, paths), _biased(without, paths)
             if before == set("qkvo") and after and after != before:
                 lost = [role for role in "qkvo" if role not in after]

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,17 +26,26 @@ from mha.implementations.adapters.construction import (
     construct,
     parameters_of,
 )
-from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
+from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES, without_partial
 from mha.implementations.adapters.names import NEUTRAL_MEANING
 from mha.implementations.adapters.signature import input_names
+from mha.implementations.adapters.widened import OneHead
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.discovery.raised import Raised
 from mha.implementations.inference.probes import CONFIG
 from mha.implementations.process.pristine import as_found
+from mha.spec import Config
 
 # What constructors raise for arguments that they do not take.
 OF_ARGUMENTS = (ValueError, AssertionError, TypeError, LookupError)
 SMALL = f"d_model={CONFIG.d_model}, n_heads={CONFIG.n_heads}"
+
+
+def trial_config(constructor: Callable[..., nn.Module]) -> Config:
+    """Return the configuration of trial runs, which has one head for a class with one."""
+    if isinstance(without_partial(constructor), OneHead):
+        return replace(CONFIG, n_heads=1)
+    return CONFIG
 
 
 def built(
@@ -47,7 +57,8 @@ def built(
     """
     try:
         with as_found():
-            module = construct(constructor, arguments, CONFIG, room=Room(SHORT))
+            config = trial_config(constructor)
+            module = construct(constructor, arguments, config, room=Room(SHORT))
     except (Exception, SystemExit) as error:
         message = _cannot_be_built(label, constructor, error)
         flag = _flag_that_builds(constructor, arguments, str(error))

@@ -182,7 +182,7 @@ class Candidate:
     @property
     def formula(self) -> Formula:
         """What the outputs of trial runs are compared with."""
-        return self.trial.formula
+        return replace(self.trial.formula, n_heads=self.config.n_heads)
 
     @property
     def evidence(self) -> str:
@@ -199,7 +199,8 @@ class Candidate:
     @property
     def probes(self) -> tuple[Probe, ...]:
         """The inputs of trial runs."""
-        return self.trial.special.probes(self.cross_attention, self.sizes.length_multiple)
+        special, multiple = self.trial.special, self.sizes.length_multiple
+        return special.probes(self.cross_attention, multiple, self.config.n_heads)
 
     @property
     def device(self) -> str:
@@ -210,17 +211,20 @@ class Candidate:
     def config(self) -> Config:
         """The configuration of trial runs."""
         changes: dict[str, Any] = {"bias": most_biases(self.claims.get("bias", {True}))}
+        base = CONFIG
+        if self.sizes == replace(self.sizes, n_heads={1}):
+            base = replace(CONFIG, n_heads=1)
         if "multi_query" in self.claims:
             changes["n_kv_heads"] = 1
         norm = self.claims.get("qk_norm")
         if norm and norm.weight:
             changes["norm_weights"] = norm.over
-        fitting = self.sizes.fit_head_dim(CONFIG.head_dim)
+        fitting = self.sizes.fit_head_dim(base.head_dim)
         if "own_head_dim" in self.claims:
             changes["d_head"] = self._own_head_dim
-        elif fitting != CONFIG.head_dim:
+        elif fitting != base.head_dim:
             changes["d_head"] = fitting
-        return replace(CONFIG, **{**changes, **self.trial.changes})
+        return replace(base, **{**changes, **self.trial.changes})
 
     @property
     def _own_head_dim(self) -> int:

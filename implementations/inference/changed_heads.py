@@ -31,7 +31,7 @@ from mha.implementations.inference.probes import (
     is_close,
     scaled_weights,
 )
-from mha.spec import Config, QkNorm, Rotary, Sizes
+from mha.spec import Config, QkNorm, Rotary
 
 # Of known models, beside those that a module's own numbers tell.
 BASES = (10000.0, 500000.0, 1000000.0)
@@ -275,7 +275,8 @@ def _explained(
 def _plain_formulas(candidate: Candidate, scales: Iterable[str | float]) -> list[Formula]:
     """Return the formula with each of several scales, without and with a causal mask."""
     projected = candidate.declared.parameters.get("w_o") is not None
-    plain = [Formula(scale, None, projected) for scale in scales]
+    n_heads = candidate.config.n_heads
+    plain = [Formula(scale, None, projected, n_heads) for scale in scales]
     return [*plain, *(replace(each, causal="top_left") for each in plain)]
 
 
@@ -285,7 +286,8 @@ def _with_formula(candidate: Candidate, formula: Formula) -> Candidate:
     if formula.rotary:
         claims["rotary"] = formula.rotary
         if formula.rotary.multiple > 1:
-            claims["sizes"] = Sizes(head_dim_multiple=formula.rotary.multiple)
+            sizes = candidate.sizes
+            claims["sizes"] = replace(sizes, head_dim_multiple=formula.rotary.multiple)
         candidate = candidate.noting("positions", words_of_rotary(formula.rotary))
     if formula.norm:
         claims["qk_norm"] = formula.norm

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from torch import nn
 
 from mha.implementations.adapters.construction import SIZES, assumed_arguments, fixed_dropout
-from mha.implementations.adapters.constructor_names import BIAS_ROLES
+from mha.implementations.adapters.constructor_names import BIAS_ROLES, without_partial
 from mha.implementations.adapters.kernel_axes import ONE_QUERY, ONE_QUERY_EACH
-from mha.implementations.adapters.loading import ParameterPath
+from mha.implementations.adapters.loading import ParameterPath, projects
 from mha.implementations.adapters.names import INPUT_NAMES, OF_BITS
+from mha.implementations.adapters.widened import OneHead
 from mha.implementations.inference.candidate import OF_FORMULA, Candidate
 from mha.implementations.inference.declared import Declared, DeclaredKernel
 from mha.implementations.inference.given_rows import given_rows
@@ -191,6 +192,8 @@ def _built_as(candidate: Candidate) -> Row:
         values.setdefault(name, value)
     for name, field in getattr(constructor, "widths", {}).items():
         values[name] = SIZES[field]
+    if isinstance(without_partial(constructor), OneHead):
+        del values["n_heads"]
     built = ", ".join(f"{name}={value}" for name, value in values.items())
     assumed = ", ".join(assumed_arguments(constructor, arguments))
     evidence = f"assumed, not by name: {assumed}" if assumed else "by name"
@@ -205,6 +208,8 @@ def _projections(parameters: Mapping[str, ParameterPath]) -> str:
             found.append(f"{key}: {path[0]} as {path[1]}")
         else:
             found.append(f"{key}: {path or 'none'}")
+    if not projects(parameters):
+        found.append("w_o: none, and added to its output")
     return ", ".join(found)
 
 

@@ -162,8 +162,9 @@ def _dropped_with(factor: float, output: Tensor, tried: Candidate, x: Tensor) ->
 
     output: (N, D), of inputs x (N, 1, D).
     """
-    subsets = torch.tensor([*product((0.0, 1.0), repeat=CONFIG.n_heads)], dtype=torch.float64)
-    every = _outputs(tried, x, torch.ones(1, CONFIG.n_heads, dtype=torch.float64))[0]
+    n_heads = tried.config.n_heads
+    subsets = torch.tensor([*product((0.0, 1.0), repeat=n_heads)], dtype=torch.float64)
+    every = _outputs(tried, x, torch.ones(1, n_heads, dtype=torch.float64))[0]
     sums = _outputs(tried, x, factor * subsets)
     distance, zero = tolerance_of(tried.trial.dtype) * float(output.abs().max()), output == 0
     if bool(near(output, sums, distance).all(-1).any(0).all()):
@@ -182,7 +183,7 @@ def _outputs(tried: Candidate, x: Tensor, factors: Tensor) -> Tensor:
 
     factors: (N, H).
     """
-    values = heads_of(x, tried.weights, "v")[:, :, 0]
+    values = heads_of(x, tried.weights, "v", tried.config.n_heads)[:, :, 0]
     return projected(tried, (values * factors[:, None, :, None]).flatten(2))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest_projections import influence, is_output
-from mha.implementations.inference.probes import CONFIG, GENERAL, Probe, heads_of, is_close
+from mha.implementations.inference.probes import GENERAL, Probe, heads_of, is_close
 from mha.spec import causal_mask
 from mha.spec.claims import EmptyRow
 
@@ -48,7 +48,7 @@ def _only_empty_rows_are_nan(candidate: Candidate) -> bool:
     own.
     """
     long = replace(candidate.probes[0], queries=TILED, keys=TILED)
-    mask = (torch.arange(TILED) == TILED - 1).expand(long.batch, CONFIG.n_heads, TILED, TILED)
+    mask = (torch.arange(TILED) == TILED - 1).expand(long.batch, long.n_heads, TILED, TILED)
     result = candidate.call(long.inputs, mask=mask, is_causal=candidate.plainly_causal)
     if result is None or not isinstance(result.output, Tensor):  # such rows may be too long for it
         return True
@@ -114,7 +114,9 @@ def _explained_policy(
 ) -> EmptyRow | None:
     """Return the policy whose contexts give the emptied rows, boolean (B, L), of an output."""
     # With the heads side by side.
-    values = heads_of(value, candidate.weights, "v").transpose(1, 2).flatten(2)
+    values = (
+        heads_of(value, candidate.weights, "v", candidate.config.n_heads).transpose(1, 2).flatten(2)
+    )
     contexts: dict[EmptyRow, Tensor] = {"zeros": values * 0, "uniform": values}
     for policy, of_policy in contexts.items():
         expected = projected(candidate, of_policy.mean(1, keepdim=True)).expand_as(output)[emptied]

@@ -43,6 +43,8 @@ def with_faulty_rotation(candidates: Sequence[Candidate], module: nn.Module) -> 
     """
     if not candidates or not _is_called_rotation(module):
         return None
+    if candidates[0].config.n_heads != CONFIG.n_heads:  # for which the weights below are
+        return None
     if not functions_of(candidates[0]) & TURNING:
         return None
     for each in candidates:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from textwrap import indent
 from typing import Any, Literal
 
@@ -19,10 +20,15 @@ from mha.implementations.adapters.construction import (
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.adapters.names import PAIRED
-from mha.implementations.adapters.widths import with_other_widths
+from mha.implementations.adapters.widths import with_one_head, with_other_widths
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.inference.biases import biases_of_arguments
-from mha.implementations.inference.building import built, kernel_advice, require_forward
+from mha.implementations.inference.building import (
+    built,
+    kernel_advice,
+    require_forward,
+    trial_config,
+)
 from mha.implementations.inference.candidate import (
     Candidate,
     may_need_a_gpu,
@@ -39,7 +45,7 @@ from mha.implementations.inference.refusals import refusal
 from mha.implementations.inference.rows import WIDTH, Row, table
 from mha.implementations.inference.search import with_claims
 from mha.implementations.inference.sizes import in_whole_tiles
-from mha.implementations.inference.understanding import claims_of_key_heads, understand
+from mha.implementations.inference.understanding import claims_of_heads, has_one_head, understand
 from mha.implementations.inference.unused import unused_options
 from mha.implementations.process.pristine import pristine
 from mha.implementations.process.torch_state import threads
@@ -134,7 +140,8 @@ def _built_and_read(label: str, constructor: Callable[..., nn.Module]) -> Read:
         arguments = _arguments(label, constructor, assume=False, remark=remark)
         return _read(label, constructor, arguments)
     except ImplementationError:
-        for build in with_other_widths(label, constructor):
+        others = with_other_widths(label, constructor), with_one_head(label, constructor)
+        for build in chain.from_iterable(others):
             read, _ = _explained(label, build, _arguments(label, build))
             if read:
                 return read
@@ -175,7 +182,10 @@ def _explained(
         candidate = _first_found(_unread(label, constructor, arguments, module), module)
     except ImplementationError as error:
         return None, str(error)
-    if not candidate.explained:
+    is_sure = candidate.explained
+    if candidate.config.n_heads == 1:
+        is_sure = candidate.evidence == "tested" or has_one_head(module)
+    if not is_sure:
         return None, ""
     return (module, candidate), ""
 
@@ -197,7 +207,7 @@ def _unread(
 ) -> Candidate:
     """Return what is known before any trial run."""
     others = biases_of_arguments(constructor, arguments, module)
-    claims = claims_of_key_heads(module)
+    claims = claims_of_heads(module, trial_config(constructor).n_heads)
     declared = Declared(constructor, label, claims=claims, arguments=others)
     return Candidate(declared, arguments={**arguments, **others})
 
@@ -212,7 +222,7 @@ def _first_found(empty: Candidate, module: nn.Module) -> Candidate:
     problems = list[Unclear]()
     for tried in (empty, empty.trying(dtype=torch.float32), without_gradients(empty)):
         try:
-            return with_claims(understand(tried, module))
+            return with_claims(_understood(tried, module))
         except Undeclarable as error:
             raise ImplementationError(f"{empty.label} cannot be judged as it is: {error}") from None
         except Asked as question:
@@ -223,12 +233,28 @@ def _first_found(empty: Candidate, module: nn.Module) -> Candidate:
         raise refusal(empty, module, problems)
     for tried in _others(empty):
         try:
-            return with_claims(understand(tried, module))
+            return with_claims(_understood(tried, module))
         except Unclear as unclear:
             problems.append(unclear)
     if may_need_a_gpu(empty):
         return _first_found(on_a_gpu(empty), module)
     raise refusal(empty, module, problems)
+
+
+def _understood(empty: Candidate, module: nn.Module) -> Candidate:
+    """Return the candidate that gives what a module computes; the adapter may add W_o to one head.
+
+    A single head without W_o is part of an attention that has it elsewhere.
+
+    Raises as `understand` does.
+    """
+    found = understand(empty, module)
+    parameters = dict(found.declared.parameters)
+    if found.config.n_heads > 1 or parameters.get("w_o", "") is not None:
+        return found
+    del parameters["w_o"]
+    formula = replace(found.formula, projected=True)
+    return found.declaring(parameters=parameters).trying(formula=formula)
 
 
 def _others(empty: Candidate) -> Iterator[Candidate]:

@@ -306,6 +306,8 @@ def _shapes(candidate: Candidate) -> list[str | None]:
     shapes = [shape for shape in SHAPES if counts == (shape is not None and "s" not in shape)]
     if candidate.declared.layout == "(b h) l d":
         return shapes
+    if candidate.config.n_heads == 1:  # an axis of items and heads is one of items
+        return [shape for shape in shapes if shape is None or "(b h)" not in shape]
     return [shape for shape in shapes if shape not in OF_MERGED_HEADS]
 
 

@@ -102,7 +102,8 @@ def formula_of(
                 return False
         return True
 
-    for formula in formulas():
+    for usual in formulas():
+        formula = replace(usual, n_heads=config.n_heads)
         if formula.projected == is_projected and gives_outputs(formula):
             return formula
     return None

@@ -224,6 +224,7 @@ class Probe:
     cross_attention: as in `Claims`.
     last_is_zero: whether the last position of each input is all zeros.
     value_is_key: whether they are one tensor, even if they need not be.
+    n_heads: of masks.
     """
 
     batch: int
@@ -232,6 +233,7 @@ class Probe:
     cross_attention: bool | Literal["memory"]
     last_is_zero: bool = False
     value_is_key: bool = False
+    n_heads: int = CONFIG.n_heads
 
     @property
     def inputs(self) -> Inputs:
@@ -265,7 +267,7 @@ class Probe:
         causal: allow the first key in each row, so that the causal mask leaves no row empty.
         """
         queries, keys = self.lengths
-        sizes = {"b": self.batch, "h": CONFIG.n_heads, "l": queries, "s": keys}
+        sizes = {"b": self.batch, "h": self.n_heads, "l": queries, "s": keys}
         shape = [size if axis in axes else 1 for axis, size in sizes.items()]
         order = torch.rand(shape, generator=torch.Generator().manual_seed(1))
         if causal:
@@ -294,17 +296,21 @@ class SpecialCase:
     value_is_key: bool = False
 
     def probes(
-        self, cross_attention: bool | Literal["memory"], multiple: int = 1
+        self,
+        cross_attention: bool | Literal["memory"],
+        multiple: int = 1,
+        n_heads: int = CONFIG.n_heads,
     ) -> tuple[Probe, ...]:
         """Return two probes whose sizes are ordered differently, so that nothing fits by chance.
 
         multiple: what lengths must be multiples of; two of them are as long as four positions.
+        n_heads: of masks.
         """
 
         def multiplied(length: int) -> int:
             return length if multiple == 1 else -(-length // 2) * multiple
 
-        kind = cross_attention, self.last_is_zero, self.value_is_key
+        kind = cross_attention, self.last_is_zero, self.value_is_key, n_heads
         probes = []
         for batch, queries, keys in self.sizes:
             probes.append(Probe(batch, multiplied(queries), multiplied(keys), *kind))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, product
 
 from torch import nn
@@ -210,6 +210,19 @@ def interleaved(parameters: ParameterMap) -> Iterator[ParameterMap]:
             yield each | rows
             if columns:
                 yield each | rows | columns
+
+
+def alike_with_one_head(maps: Iterable[ParameterMap]) -> list[ParameterMap]:
+    """Return the first of those maps that differ only in where the axis of heads is."""
+    first: dict[str, ParameterMap] = {}
+    for each in maps:
+        layouts = []
+        for key, path in each.items():
+            name, pattern = (path, "") if isinstance(path, str) or path is None else path
+            before, _, after = re.sub(r"\bh ?| h\b", "", pattern).partition(" -> ")
+            layouts.append((key, name, after if after != before else ""))
+        first.setdefault(str(layouts), each)
+    return list(first.values())
 
 
 def _interleaved_columns(parameters: ParameterMap) -> ParameterMap:

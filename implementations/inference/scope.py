@@ -244,6 +244,8 @@ def _used(candidate: Candidate, names: Iterable[str]) -> list[str]:
 def _biased_by_distance(candidates: Sequence[Candidate]) -> str:
     """Return which scores depend on the distance of query and key, if that explains the outputs."""
     for candidate in candidates:
+        if candidate.config.n_heads != CONFIG.n_heads:  # for whose slopes the biases are
+            continue
         outputs = outputs_of(candidate)
         for bias, what in BIASES.items():
             if formula_of(candidate, outputs, bias):

@@ -8,7 +8,7 @@ from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.dropout import PROBABILITY, dropped
 from mha.implementations.inference.empty_rows import policy_of
 from mha.implementations.inference.mask_effects import fits
-from mha.implementations.inference.probes import CONFIG, Probe, is_close
+from mha.implementations.inference.probes import Probe, is_close
 from mha.implementations.inference.weights import holds_weights
 from mha.spec import causal_mask
 
@@ -66,5 +66,5 @@ def _keeps_claims(candidate: Candidate, alone: Candidate) -> bool:
     if kind and dropped(alone.trying(changes=changes)) != kind:
         return False
     probe = alone.probes[0]
-    shape = (probe.batch, CONFIG.n_heads, probe.queries, probe.queries)
+    shape = (probe.batch, probe.n_heads, probe.queries, probe.queries)
     return not candidate.claimed("returns_weights") or holds_weights(alone, shape)

@@ -248,7 +248,7 @@ def _problem_with_width(candidate: Candidate, width: int, dtypes: Iterable[torch
     """Return what a module raises whose heads have a width, in the first dtype in which it does."""
     counts = sorted({1, 2, 3}.intersection(candidate.sizes.n_heads or {1, 2, 3}))
     if width == 5:
-        counts = [CONFIG.n_heads]
+        counts = [candidate.config.n_heads]
     elif width not in NARROW:
         counts = counts[:1]
     for dtype in dtypes:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import nn
 
 from mha.implementations.adapters.axes_of_inputs import TO_LAYOUT
-from mha.implementations.adapters.names import PAIRED
+from mha.implementations.adapters.names import PAIRED, names_used, words_of
 from mha.implementations.adapters.signature import Signature, possible_orders, required_inputs
 from mha.implementations.adapters.tables import OF_REAL_PAIRS, ROTATION_LAYOUTS
 from mha.implementations.inference.building import built
@@ -34,13 +34,17 @@ from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CA
 from mha.implementations.inference.projections import (
     ParameterMap,
     Unclear,
+    alike_with_one_head,
     interleaved,
     parameter_maps,
     reordered,
 )
 from mha.implementations.inference.scope import require_plain, without_window
-from mha.spec.option_names import SINK_NAMES
+from mha.spec import Sizes
+from mha.spec.option_names import SINK_NAMES, listed
 
+# Without these, no projection is split into heads.
+RESHAPING = frozenset(listed("view reshape unflatten rearrange unfold as_strided"))
 Maps = Callable[[ParameterMap], Iterator[ParameterMap]]
 # The maps that names and shapes allow come before those in other orders.
 CHANGES: tuple[Maps | None, ...] = (None, reordered, interleaved)
@@ -160,6 +164,8 @@ def _candidates(
     if cross_attention is not True:
         unclaimed = unclaimed.claiming(cross_attention=cross_attention)
     maps = parameter_maps(module, empty.config)
+    if empty.config.n_heads == 1:
+        maps = alike_with_one_head(maps)
     first = unclaimed.declaring(parameters=maps[0])
     biases = possible_biases(first)
     if biases != {True, False}:
@@ -196,8 +202,11 @@ def _with_tables(candidate: Candidate) -> Candidate:
 
 def _with_sinks(candidates: Sequence[Candidate], module: nn.Module) -> list[Candidate]:
     """Return the candidates with a parameter of the name of sinks as these; none without one."""
+    if not candidates:
+        return []
+    n_heads = candidates[0].config.n_heads
     for name, parameter in module.named_parameters():
-        is_of_heads = parameter.numel() == CONFIG.n_heads
+        is_of_heads = parameter.numel() == n_heads
         if is_of_heads and name.rpartition(".")[2] in SINK_NAMES:
             return [candidate.declaring(sinks=name) for candidate in candidates]
     return []
@@ -242,8 +251,22 @@ def _require_one_map(matching: Sequence[Candidate]) -> None:
         raise Unclear(f"more than one choice of projections gives what it computes ({shown})")
 
 
-def claims_of_key_heads(module: nn.Module) -> dict[str, Any]:
-    """Return the claim that all heads share one key and value, if shapes of projections say so."""
+def has_one_head(module: nn.Module) -> bool:
+    """Return whether nothing that the author of a module wrote reshapes a tensor, or says heads."""
+    used = set[str]()
+    for part in module.modules():
+        if not type(part).__module__.startswith("torch."):
+            used |= names_used(type(part), bases=False)
+    return used.isdisjoint(RESHAPING) and not any("heads" in words_of(name) for name in used)
+
+
+def claims_of_heads(module: nn.Module, n_heads: int) -> dict[str, Any]:
+    """Return the claim that there is one head, or one key head if shapes of projections say so.
+
+    n_heads: of the module.
+    """
+    if n_heads == 1:
+        return {"sizes": Sizes(n_heads={1})}
     with suppress(Unclear):
         parameter_maps(module, CONFIG)
         return {}

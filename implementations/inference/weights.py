@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.dropout import near
-from mha.implementations.inference.probes import CONFIG, is_close, tolerance_of
+from mha.implementations.inference.probes import is_close, tolerance_of
 from mha.spec import causal_mask
 
 # How many results of a call are looked at for weights.
@@ -23,7 +23,7 @@ def find_weights(candidate: Candidate) -> Candidate:
     result = candidate.call(probe.inputs, need_weights=True, is_causal=candidate.plainly_causal)
     left_behind = _left_behind(candidate)
     queries, keys = probe.lengths
-    expected = (probe.batch, CONFIG.n_heads, queries, keys)
+    expected = (probe.batch, probe.n_heads, queries, keys)
     weights = torch.empty(0)
     if result and isinstance(result.weights, Tensor):
         weights = result.weights
