@@ -55,7 +55,7 @@ from mha.implementations.adapters.options import (
     require_parameters_and_layout,
     require_weights,
 )
-from mha.implementations.adapters.outputs import as_output, of_one_head
+from mha.implementations.adapters.outputs import as_output, per_head
 from mha.implementations.adapters.reading import signature_of_class
 from mha.implementations.adapters.tables import require_tables
 from mha.implementations.discovery.errors import ImplementationError
@@ -95,9 +95,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         configuration, a function of the `Config` that returns such a map.
     masks: the masks that it takes; by default boolean ones, True = may attend.
     inputs: how it takes query, key and value; by default, each as (batch, length, d_model).
-    weights: the attribute, by its dotted name, on which a call leaves the weights, if it does not
-        return them; or their place in what it returns, counted from 0, if they are not the first
-        after the output.
+    weights: the dotted name of the attribute on which a call leaves weights that it does not
+        return; or their place in what it returns, from 0, if not the first after the output.
     call: calls the module (see `Call`); by default, arguments are passed by the names of the
         parameters of `forward`, and None for those that it requires and that have no known name.
     claims: what the module supports; by default `Claims()`, without what its parameters and masks
@@ -106,12 +105,12 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         weights are loaded with requires_grad=False.
     name: the name in reports; by default that of the class.
     options: what `masks` and `inputs` say, one by one: `mask`, which is `MaskFormat.convention`,
-        `mask_shape`, `mask_numbers`, `mask_required`, and the other fields by their names; what it
-        computes beside attention and is to be left out, `neutral` and `residual`, see `LeftOut`;
-        `arguments`, the meaning of parameters of the constructor whose name says another one,
-        {"bias": "qk_bias"} where an argument bias is for query and key only; and `cache`, for a
-        class without a method `decode`, the parameter of a call that is given a cache, or the
-        attribute that holds one (see `mha.implementations.adapters.caches`).
+        `mask_shape`, `mask_numbers`, and the other fields by their names; what is to be left out,
+        `neutral` and `residual`, see `LeftOut`; `arguments`, the meaning of parameters of the
+        constructor whose name says another one, {"bias": "qk_bias"} where an argument bias is for
+        query and key only; `weights_layout`, the axes of weights other than (B, H, L, S), as
+        "b l s h"; and `cache`, for a class without a method `decode`, the parameter of a call that
+        is given a cache, or the attribute that holds one (`mha.implementations.adapters.caches`).
 
     Raises ImplementationError for a constructor or a `forward` whose parameters are not recognised,
     for arguments that contradict each other, and for claims that no call can express.
@@ -147,6 +146,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     if call is not None:
         require_default_forms(label, masks, inputs)
     require_weights(label, weights, has_call=call is not None)
+    attribute, place = (weights, None) if isinstance(weights, str) else (None, weights)
     require_parameters_and_layout(label, parameters, inputs.layout)
     arguments = {**constructor_arguments(label, constructor), **options.get("arguments", {})}
     signature = None
@@ -155,18 +155,17 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         signature = signature_of_class(label, target, masks, inputs, never_crosses=never_crosses)
     claims = module_claims(label, claims, masks, signature)
     if signature is not None:
-        place = weights if isinstance(weights, int) else None
         call = call_by_name(label, signature, claims, inputs.layout, masks, place)
     assert call is not None
     require_head_dim(label, claims, arguments)
     names = None if signature is None else signature.tables
     require_tables(label, claims.rotary, names, inputs.rotation_layout)
-    attribute = weights if isinstance(weights, str) else None
     made = ModuleImplementation(
         label, claims, constructor, parameters, arguments, call, inputs.layout, attribute
     )
     form = cache_of(target, options.get("cache"))
-    return replace(made, left_out=LeftOut.of(options), cache=form)
+    axes = options.get("weights_layout")
+    return replace(made, left_out=LeftOut.of(options), cache=form, weights_layout=axes)
 
 
 def _class_of(constructor: Callable[..., nn.Module]) -> type[nn.Module]:
@@ -189,6 +188,7 @@ class ModuleImplementation:
     noted: gets the arguments of each call of the constructor.
     left_out: what is left out of it.
     cache: with which it decodes, if it has no method `decode`.
+    weights_layout: the axes of the weights that it returns.
     """
 
     name: str
@@ -203,6 +203,7 @@ class ModuleImplementation:
     noted: list[Mapping[str, Any]] | None = None
     left_out: LeftOut = field(default_factory=LeftOut)
     cache: CacheForm | None = None
+    weights_layout: str | None = None
 
     def build(
         self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str
@@ -315,8 +316,7 @@ class ModuleAttention(nn.Module):
         output, weights = self._projected(as_output(returned, query.shape))
         if self.adapter.weights and options.need_weights:
             weights = attrgetter(self.adapter.weights)(called)
-        if self.adapter.claims.sizes.n_heads == {1}:
-            weights = of_one_head(weights)
+        weights = per_head(weights, self.adapter.weights_layout, self.config.n_heads)
         return Output(output, weights)
 
     def _projected(self, returned: Output) -> tuple[Any, Any]:

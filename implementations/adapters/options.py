@@ -70,6 +70,7 @@ class ModuleOptions(MaskOptions, total=False):
     rotation_layout: str | None
     arguments: Mapping[str, str]
     cache: str | None
+    weights_layout: str | None
 
 
 # The field that each option sets.
@@ -85,7 +86,7 @@ FIELDS_OF_MASKS = {
     "causal_by_default": "causal_by_default",
     "causal_word": "causal_word",
 }
-OTHERS = {"arguments": "arguments", "cache": "cache"}
+OTHERS = {name: name for name in ("arguments", "cache", "weights_layout")}
 FIELDS_OF_INPUTS = {name: name for name in InputFormat.__dataclass_fields__}
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from einops import EinopsError, rearrange
 from torch import Tensor
 
 from mha.spec import Lse, Output
@@ -56,10 +58,21 @@ def as_output(
     return Output(output, None, of_rows)
 
 
-def of_one_head(weights: Any) -> Any:
-    """Return weights (B, L, S) of a single head as (B, 1, L, S), and anything else as it is."""
-    if isinstance(weights, Tensor) and weights.ndim == 3:
-        return weights.unsqueeze(1)
+def per_head(weights: Any, layout: str | None, n_heads: int) -> Any:
+    """Return weights (B, H, L, S) for those of another layout; what does not fit, as it is.
+
+    layout: an einops pattern, such as "b l s h", "(b h) l s", or "b l s" of a single head; None for
+        (B, H, L, S).
+
+    >>> per_head(torch.zeros(3, 5, 7, 2), "b l s h", n_heads=2).shape
+    torch.Size([3, 2, 5, 7])
+    """
+    if layout is None or not isinstance(weights, Tensor):
+        return weights
+    with suppress(EinopsError):
+        if "h" not in layout:
+            return rearrange(weights, f"{layout} -> b 1 l s")
+        return rearrange(weights, f"{layout} -> b h l s", h=n_heads)
     return weights
 
 

@@ -62,6 +62,7 @@ class Declared:
     causal_word: str | None = None
     layout: str = "b l d"
     weights: str | int | None = None
+    weights_layout: str | None = None
     neutral: Neutral = field(default_factory=dict)
     residual: bool = False
     arguments: Mapping[str, str] = field(default_factory=dict)
@@ -87,6 +88,7 @@ class Declared:
         "causal_word",
         "layout",
         "weights",
+        "weights_layout",
         "neutral",
         "residual",
         "arguments",

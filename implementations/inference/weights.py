@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -14,6 +15,8 @@ from mha.spec import causal_mask
 
 # How many results of a call are looked at for weights.
 MOST_RESULTS = 5
+# The layouts of weights, other than (b, h, l, s), the last one of a single head.
+LAYOUTS = ("b l s h", "b l h s", "h b l s", "(b h) l s", "(h b) l s", "b l s")
 RETURNED, NOT_RETURNED = "returned per head", "not returned"
 
 
@@ -30,6 +33,9 @@ def find_weights(candidate: Candidate) -> Candidate:
     has_shape = tuple(weights.shape) == expected
     if has_shape and bool(((weights >= 0) & (weights <= 1)).all()):
         return candidate.noting("weights", RETURNED)  # to be judged
+    laid_out = _with_layout(candidate, expected)
+    if laid_out:
+        return laid_out
     place = _only_place(candidate, range(MOST_RESULTS), expected)
     if place is None and not has_shape:
         place = _only_place(candidate, left_behind, expected)
@@ -41,6 +47,46 @@ def find_weights(candidate: Candidate) -> Candidate:
     if isinstance(place, str):
         found = f"per head, on the attribute {place}"
     return candidate.declaring(weights=place).noting("weights", found)
+
+
+def _with_layout(candidate: Candidate, shape: tuple[int, ...]) -> Candidate | None:
+    """Return the candidate with the one layout in which it returns weights of a shape, if any."""
+    if candidate.is_kernel:
+        return None
+    for layout in LAYOUTS:
+        has_heads = "h" in layout
+        if has_heads != (candidate.config.n_heads > 1):
+            continue
+        tried = candidate.declaring(weights_layout=layout)
+        if not holds_weights(tried, shape):
+            continue
+        if "(" in layout and not _are_those_of_formula(tried):  # the same shape has two orders
+            continue
+        axes = layout.replace("(b h)", "b*h").replace("(h b)", "h*b").split()
+        return tried.noting("weights", f"{RETURNED}, of shape ({', '.join(axes)})")
+    return None
+
+
+def _are_those_of_formula(candidate: Candidate) -> bool:
+    """Return whether the weights of a call are those of the formula that gives its output."""
+    probe = candidate.probes[0]
+    result = candidate.call_plainly(probe.inputs, need_weights=True)
+    if result is None or not candidate.explained:
+        return False
+    query, key, _ = probe.inputs
+    scores = candidate.formula.scores(query, key, candidate.weights)
+    hidden = _hidden(candidate, scores)
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -math.inf)
+    return is_close(result.weights, scores.softmax(-1))
+
+
+def _hidden(candidate: Candidate, scores: Tensor) -> Tensor | None:
+    """Return which scores are of later keys, if the formula is always causal."""
+    alignment = candidate.formula.causal
+    if alignment is None:
+        return None
+    return ~causal_mask(scores.shape[2], scores.shape[3], alignment, scores.device)
 
 
 def _not_returning(candidate: Candidate, beside: str) -> Candidate:
@@ -103,8 +149,7 @@ def _are_scores(candidate: Candidate, returned: Tensor) -> bool:
         return False
     query, key, _ = candidate.probes[0].inputs
     scores = candidate.formula.scores(query, key, candidate.weights)
-    alignment = candidate.formula.causal
-    if alignment and returned.shape == scores.shape:  # what is hidden may have been filled
-        hidden = ~causal_mask(scores.shape[2], scores.shape[3], alignment, scores.device)
+    hidden = _hidden(candidate, scores)
+    if hidden is not None and returned.shape == scores.shape:  # what is hidden may have been filled
         returned, scores = returned.masked_fill(hidden, 0.0), scores.masked_fill(hidden, 0.0)
     return is_close(returned, scores)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from mha.implementations import ImplementationError, from_module
-from mha.implementations.adapters.outputs import of_one_head
 from mha.implementations.adapters.widths import with_one_head
 from mha.implementations.discovery.errors import UnsupportedCallError
 from mha.implementations.inference.infer import infer
@@ -79,7 +78,7 @@ class FourHeads(OneHead):
             (
                 "OneHead(d_model=d_model, dropout=dropout)",
                 "True = may attend, of shape 'b l s'",
-                "weights      returned per head",
+                "weights      returned per head, of shape (b, l, s)",
                 "lambda n_heads, d_model, dropout=0.0: OneHead(d_model=d_model, dropout=dropout)",
                 "sizes=Sizes(n_heads={1})",
             ),
@@ -119,6 +118,7 @@ def test_declaration_of_one_head_returns_its_weights() -> None:
         build,
         parameters={"w_qkv": "qkv", "w_o": "out"},
         mask_shape="b l s",
+        weights_layout="b l s",
         name="OneHead",
         claims=Claims(cross_attention=False, per_head_mask=False, sizes=Sizes(n_heads={1})),
     )
@@ -129,12 +129,6 @@ def test_declaration_of_one_head_returns_its_weights() -> None:
     config = Config(d_model=6, n_heads=2)
     with pytest.raises(UnsupportedCallError, match=r"takes no number of heads \(2\): it has one"):
         attention.build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
-
-
-def test_weights_of_one_head_get_its_axis() -> None:
-    assert of_one_head(torch.ones(5, 3, 2)).shape == (5, 1, 3, 2)
-    assert of_one_head(torch.ones(5, 1, 3, 2)).shape == (5, 1, 3, 2)
-    assert of_one_head(None) is None
 
 
 def test_layouts_that_differ_in_the_axis_of_heads_are_one_with_one_head() -> None:

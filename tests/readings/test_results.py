@@ -88,6 +88,32 @@ def test_masks_of_one_length_leave_self_attention_and_scores_are_not_weights() -
     assert found["weights"] == SCORES
 
 
+class HeadsLast(Separate):
+    """Its weights are (B, L, S, H)."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        output, weights = self.attend(x, x, x)
+        return output, weights.movedim(1, -1)
+
+
+class HeadsBesideItems(Separate):
+    """Its weights are (H * B, L, S), as in an old port of the Transformer."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        output, weights = self.attend(x, x, x)
+        return output, weights.transpose(0, 1).flatten(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("cls", "layout", "shape"),
+    [(HeadsLast, "b l s h", "b, l, s, h"), (HeadsBesideItems, "(h b) l s", "h*b, l, s")],
+)
+def test_weights_are_found_in_other_layouts(cls: type[nn.Module], layout: str, shape: str) -> None:
+    result = infer(cls)
+    assert findings(result)["weights"] == f"returned per head, of shape ({shape})"
+    assert f'weights_layout="{layout}"' in result.declaration
+
+
 class AlwaysCausalWithScores(OfOneLength):
     """Takes no mask, and returns the scores with those of later keys filled."""
 
