@@ -40,7 +40,8 @@ def rotated(
     """
     width = rotary.width(x.shape[-1])
     exponents = torch.arange(0, width, 2, device=x.device, dtype=torch.float64) / width
-    rounded = (rotary.base**-exponents).to(frequencies)
+    base = rotary.base_for(x.shape[-1])
+    rounded = (base**-exponents / rotary.factor).to(frequencies)
     angles = positions.unsqueeze(-1).double() * rounded.double()
     if rotary.direction == "backward":
         angles = -angles

@@ -33,6 +33,9 @@ class Rotary:
     tables: cosines and sines are made inside, or are given to each call.
     direction: "forward" turns from the first of a pair towards the second, as in the paper, and
         "backward" the other way.
+    factor: what all angles are divided by, as for longer inputs (Chen et al. 2023).
+    stretch: the base is base * stretch^(r / (r - 2)), so that the lowest frequency is divided by
+        this, and the highest stays ("NTK-aware"). Heads then have more than one pair.
 
     Raises ValueError for a number out of range and for an unknown word.
 
@@ -45,6 +48,8 @@ class Rotary:
     part: float = 1.0
     tables: Tables = "inside"
     direction: Direction = "forward"
+    factor: float = 1.0
+    stretch: float = 1.0
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number out of range and for an unknown word."""
@@ -52,6 +57,10 @@ class Rotary:
             raise ValueError(f"Rotary.base must be a number above 1, but is {self.base!r}")
         if not 0 < self.part <= 1:
             raise ValueError(f"Rotary.part must be above 0, and 1 at most, but is {self.part!r}")
+        for name in ("factor", "stretch"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"Rotary.{name} must be a positive number, but is {value!r}")
         _require_words(self, {"pairs": Pairs, "tables": Tables, "direction": Direction})
 
     @property
@@ -62,11 +71,21 @@ class Rotary:
     def multiple(self) -> int:
         """What the width of a head is a multiple of, so that there are whole pairs to rotate."""
         part = self._fraction
-        return 2 * part.denominator // math.gcd(2 * part.denominator, part.numerator)
+        least = 2 * part.denominator // math.gcd(2 * part.denominator, part.numerator)
+        return 2 * least if self.stretch != 1 and self.width(least) == 2 else least
 
     def width(self, head_dim: int) -> int:
         """Return r, how many columns of a head are rotated."""
         return int(head_dim * self._fraction) // 2 * 2
+
+    def base_for(self, head_dim: int) -> float:
+        """Return the base of the frequencies in heads of a width.
+
+        >>> Rotary(stretch=4.0).base_for(4)
+        160000.0
+        """
+        width = self.width(head_dim)
+        return self.base * math.pow(self.stretch, width / max(width - 2, 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 Symbols beside those of `mha.spec.core`, for one pair (a, b) of columns at position i:
 
-    f, i f          the frequency of the pair, base^(-2m/r), and its angle
+    f, i f          the frequency of the pair, base^(-2m/r) / factor, and its angle
     t               error of a cosine or a sine
     u, u_s          those of the dtype, but of float32 at least (`Rounding.heads_in_float32`)
 
 An angle is off by (2 ln(base) 2m/r + 6) u, or 0 for m = 0, whose frequency is 1: two
-roundings of the exponent, the power by 2 ulp, its inverse, the product with the position. Cosines
+roundings of the exponent, the power by 2 ulp, its inverse, the product with the position. A factor
+adds 2 u: its inverse, and a product. A base that is stretched by s^(r/(r-2)) is off by
+(2 ln(s) r/(r-2) + 6) u itself, and the angle by 2m/r of that. Cosines
 and sines have two units more, and may be stored: t = angle error + 4 u + u_s. Then
 (a cos - b sin, b cos + a sin) has two products and a sum, each of which may be stored.
 
@@ -67,11 +69,17 @@ class Rotation:
         """
         width = rotary.width(head_dim)
         exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
-        log_base = math.log(rotary.base)
-        angles = positions.double().unsqueeze(-1) * (-log_base * exponents).exp()
+        log_base = math.log(rotary.base_for(head_dim))
+        frequencies = (-log_base * exponents).exp() / rotary.factor
+        angles = positions.double().unsqueeze(-1) * frequencies
         u = units.accumulate
         # t = |angle| (2 ln(base) 2m/r + 6) [m > 0] u + 4 u (+) u_s
         of_angles = (2 * log_base * exponents + 6) * (exponents > 0)
+        if rotary.factor != 1:
+            of_angles = of_angles + 2
+        if rotary.stretch != 1:
+            of_base = 2 * abs(log_base - math.log(rotary.base)) + 6
+            of_angles = of_angles + of_base * exponents
         error = angles * of_angles * u + 4 * u + units.store
 
         sign = 1.0 if rotary.direction == "forward" else -1.0

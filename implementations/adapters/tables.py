@@ -140,7 +140,8 @@ def _angles(rotary: Rotary, positions: Tensor, head_dim: int) -> Tensor:
     """Return the angle of each position and pair of columns, (L, r / 2), in float64."""
     width = rotary.width(head_dim)
     exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
-    return positions.double().unsqueeze(-1) * rotary.base**-exponents
+    frequencies = rotary.base_for(head_dim) ** -exponents / rotary.factor
+    return positions.double().unsqueeze(-1) * frequencies
 
 
 def _shaped(x: Tensor, rotary: Rotary, layout: str, batch: int) -> Tensor:

@@ -31,13 +31,14 @@ from mha.implementations.inference.probes import (
     is_close,
     scaled_weights,
 )
+from mha.implementations.inference.rotations import (
+    Frequencies,
+    frequencies_of,
+    rotations_of,
+    words_of_rotary,
+)
 from mha.spec import Config, QkNorm, Rotary
 
-# Of known models, beside those that a module's own numbers tell.
-BASES = (10000.0, 500000.0, 1000000.0)
-BASE_WORDS = {"base", "theta"}
-PARTS = (1.0, 0.5, 0.25)
-PART_WORDS = {0.5: "half", 0.25: "a quarter"}
 # What is added to a mean of squares, beside those that a module's own numbers tell.
 EPSILONS = (1e-6, 1e-5, 1e-8, 1e-12, None)
 EPS_WORDS = {"eps", "epsilon"}
@@ -72,7 +73,7 @@ def with_changed_heads(candidates: Sequence[Candidate], module: nn.Module) -> li
     norms = bool(functions & (NORMALISING | ROOTS))
     rotations: list[Rotary | None] = [None]
     if turns:
-        rotations += _rotations(bases_of(module))
+        rotations += rotations_of(frequencies_of(candidates[0], module))
     found = list[Candidate]()
     for paths, over in _weights_of_norms(module, candidates[0].config):
         kinds: list[QkNorm | None] = [None, *_norms(paths, over)] if norms else [None]
@@ -156,9 +157,9 @@ def with_given_rotation(candidate: Candidate, module: nn.Module) -> Candidate:
         layouts = JOINED_LAYOUTS
     # Tables are made here, by any base; only where positions are given, the class has its own.
     are_given = meanings != {"places"}
-    bases = BASES[:1] if are_given else tuple(bases_of(module))
+    frequencies = [Frequencies()] if are_given else frequencies_of(candidate, module)
     norms = _at_both_places(candidate.claimed("qk_norm"))
-    for layout, rotary in product(layouts, _rotations(bases, directions=("forward",))):
+    for layout, rotary in product(layouts, rotations_of(frequencies, ("forward",))):
         if are_given:
             rotary = replace(rotary, tables="given")
         turned = candidate.declaring(rotation_layout=layout).claiming(rotary=rotary)
@@ -176,16 +177,6 @@ def _at_both_places(norm: QkNorm | None) -> list[QkNorm | None]:
     if norm is None or norm.over == "width":
         return [norm]
     return [norm, replace(norm, before_rotary=False)]
-
-
-def _rotations(
-    bases: Iterable[float], directions: Sequence[str] = ("forward", "backward")
-) -> list[Rotary]:
-    """Return the rotations to try, the usual ones first."""
-    found = list[Rotary]()
-    for direction, part, base, pairs in product(directions, PARTS, bases, ("half", "interleaved")):
-        found.append(Rotary(base, pairs, part, direction=direction))  # type: ignore[arg-type]  # words of it
-    return found
 
 
 def _norms(paths: Mapping[str, ParameterPath], over: str) -> list[QkNorm]:
@@ -295,24 +286,6 @@ def _with_formula(candidate: Candidate, formula: Formula) -> Candidate:
     return replace(candidate.claiming(**claims).trying(formula=formula), explained=True)
 
 
-def words_of_rotary(rotary: Rotary) -> str:
-    """Return a rotation in words.
-
-    >>> words_of_rotary(Rotary(part=0.5))
-    'rotary, half-split, base 10000, half of each head'
-    """
-    said = ["rotary", "half-split" if rotary.pairs == "half" else "interleaved"]
-    if rotary.tables == "given":
-        said.append("by what each call is given")
-    else:
-        said.append(f"base {rotary.base:g}" if rotary.base >= 1e6 else f"base {rotary.base:.10g}")
-    if rotary.part != 1:
-        said.append(f"{PART_WORDS.get(rotary.part, rotary.part)} of each head")
-    if rotary.direction == "backward":
-        said.append("turned the other way")
-    return ", ".join(said)
-
-
 def words_of_norm(norm: QkNorm) -> str:
     """Return a norm of queries and keys in words.
 
@@ -329,40 +302,6 @@ def words_of_norm(norm: QkNorm) -> str:
         said.append("times 1 + weight")
     said.append("eps that of the dtype" if norm.eps is None else f"eps {norm.eps:g}")
     return ", ".join(said)
-
-
-def bases_of(module: nn.Module) -> list[float]:
-    """Return the bases to try: those that the numbers and tensors of a module tell come first."""
-    found = dict[float, None]()
-    for part in module.modules():
-        for name, value in [*vars(part).items(), *part.named_buffers(recurse=False)]:
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if is_number and BASE_WORDS & {*words_of(name)} and value > 1:
-                found[float(value)] = None
-            elif isinstance(value, Tensor):
-                base = _base_in(value)
-                if base is not None:
-                    found[base] = None
-    return [*found, *(base for base in BASES if base not in found)]
-
-
-def _base_in(x: Tensor) -> float | None:
-    """Return the base of frequencies, (r / 2,), or of angles of positions in complex numbers."""
-    x = x.detach().cpu()
-    if x.is_complex() and x.ndim == 2 and len(x) > 1:
-        x = x[1].angle()
-    if not x.is_floating_point() or x.ndim != 1 or len(x) < 2:
-        return None
-    first, second = float(x[0]), float(x[1])
-    if abs(first - 1) > 1e-3 or not 0 < second < 1:
-        return None
-    # f_1 = base^(-2 / r), for r / 2 frequencies
-    base = second ** -len(x)
-    if not 1 < base < 1e12:
-        return None
-    digits = 10.0 ** math.floor(math.log10(base))
-    nearest = round(base / digits * 1000) / 1000 * digits  # tables are in single precision
-    return nearest if math.isclose(base, nearest, rel_tol=1e-3) else base
 
 
 def _with_eps(candidate: Candidate, module: nn.Module) -> Candidate:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from mha.implementations.adapters.names import names_used, words_of
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.changed_heads import bases_of, words_of_rotary
 from mha.implementations.inference.functions import TURNING, functions_of
 from mha.implementations.inference.nearest_projections import outputs_of, with_formula
 from mha.implementations.inference.probes import (
@@ -22,6 +21,7 @@ from mha.implementations.inference.probes import (
     Inputs,
     SpecialCase,
 )
+from mha.implementations.inference.rotations import bases_of, words_of_rotary
 from mha.spec import Rotary, Sizes, Weights
 
 ROTARY_WORDS = frozenset({"rotary", "rope", "rotate", "rotated"})

@@ -72,12 +72,12 @@ def _plain_value(name: str, parameter: inspect.Parameter) -> Any:
         return None if may_be_none else max(MAX_LENGTH, parameter.default)
     if words & PREFIX_WORDS and words & COUNT_WORDS:
         return 0
-    if _is_factor(name, words):
+    if is_factor(name, words):
         return type(parameter.default)(1)
     return parameter.default
 
 
-def _is_factor(name: str, words: set[str]) -> bool:
+def is_factor(name: str, words: set[str]) -> bool:
     """Return whether a name is that of a factor of positions, or of the base of a rotation."""
     is_of_rotation = bool(words & ROTATION_WORDS) or name in FACTOR_NAMES
     return is_of_rotation and bool(words & FACTOR_WORDS) and name not in SCALE_NAMES

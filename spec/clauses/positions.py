@@ -24,7 +24,8 @@ CLAUSES: tuple[Clause, ...] = (
             "Llama's own code, GPT-J and flash-attention's interleaved=True turn neighbouring"
             " columns; GPT-NeoX and transformers turn column m with column m + r / 2, so that"
             " weights are permuted where they are converted. GPT-NeoX and Phi rotate a part of each"
-            " head. nanochat turns the other way."
+            " head. nanochat turns the other way. For longer inputs, all angles are divided by a"
+            " factor (Chen et al. 2023), or the base is stretched by a power of one."
         ),
         violation=(
             "Weights for interleaved pairs are loaded into code for halves; or each decoded token"

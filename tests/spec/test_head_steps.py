@@ -35,6 +35,8 @@ HALVES, NEIGHBOURS = Rotary(), Rotary(500000.0, "interleaved", part=0.5)
 CHANGES: list[dict[str, Any]] = [
     {"rotary": HALVES},
     {"rotary": NEIGHBOURS},
+    {"rotary": replace(HALVES, factor=4.0)},
+    {"rotary": replace(HALVES, stretch=8.0)},
     {"rotary": replace(HALVES, direction="backward"), "qk_norm": QkNorm(weight=None)},
     {"qk_norm": QkNorm("layer", eps=1e-5)},
     {"qk_norm": QkNorm("l2", eps=1e-24, weight=None), "rotary": NEIGHBOURS},
@@ -48,8 +50,11 @@ DTYPES = {"float64": 1e-5, "float32": 1.0, "bfloat16": 1.0}
 def by_position(x: Tensor, rotary: Rotary) -> Tensor:
     """Rotate (B, heads, L, d_k) by loops over positions and pairs."""
     turned, width = x.clone(), rotary.width(x.shape[-1])
+    base = rotary.base
+    if rotary.stretch != 1:
+        base *= rotary.stretch ** (width / (width - 2))
     for position, pair in product(range(x.shape[2]), range(width // 2)):
-        angle = position * rotary.base ** (-2 * pair / width)
+        angle = position / rotary.factor * base ** (-2 * pair / width)
         if rotary.direction == "backward":
             angle = -angle
         one, other = pair, pair + width // 2
@@ -193,6 +198,8 @@ def test_claims_that_contradict_each_other_are_refused(claims: Any, message: str
     [
         (lambda: Rotary(base=1.0), "above 1"),
         (lambda: Rotary(part=0.0), "above 0"),
+        (lambda: Rotary(factor=0.0), "factor must be a positive number, but is 0.0"),
+        (lambda: Rotary(stretch=math.inf), "stretch must be a positive number"),
         (lambda: Rotary(pairs="thirds"), "must be one of 'half', 'interleaved'"),  # type: ignore[arg-type]  # it is refused
         (lambda: QkNorm(eps=0.0), "must be positive"),
         (lambda: QkNorm(weight="bias"), "one of 'scale', 'offset' or None"),  # type: ignore[arg-type]  # it is refused
@@ -205,6 +212,7 @@ def test_words_and_numbers_out_of_range_are_refused(make: Any, message: str) -> 
 
 def test_widths_have_whole_pairs_of_columns() -> None:
     assert Claims(rotary=Rotary(part=0.25)).sizes.head_dim_multiple == 8
+    assert Claims(rotary=Rotary(part=0.25, stretch=2.0)).sizes.head_dim_multiple == 16
     claimed = Claims(rotary=HALVES, sizes=Sizes(head_dim_multiple=3))
     assert claimed.sizes.head_dim_multiple == 6
 
