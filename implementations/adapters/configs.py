@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, get_args, is_typeddict
 
 from mha.implementations.adapters.constructor_names import without_partial
+from mha.implementations.adapters.widened import OneHead
 from mha.implementations.discovery.loaded import module_named, variables_of
 
 # What classes after those of transformers read from their config without a parameter of this name.
@@ -168,6 +169,8 @@ def _may_be_number(parameter: inspect.Parameter) -> bool:
 def config_class(constructor: Callable[..., Any], name: str) -> type | None:
     """Return the class of a config: the annotation, or one of the module with a fitting name."""
     target = without_partial(constructor)
+    if isinstance(target, OneHead):
+        target = without_partial(target.cls)
     found = variables_of(module_named(target.__module__))
     # A parameter of a base, to which it is passed on, is not looked at.
     parameter = inspect.signature(target).parameters.get(name)

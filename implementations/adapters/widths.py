@@ -8,8 +8,10 @@ from itertools import product
 
 from torch import nn
 
+from mha.implementations.adapters.configs import attributes_read
 from mha.implementations.adapters.construction import parameters_of, required_of
 from mha.implementations.adapters.constructor_names import (
+    CONSTRUCTOR_NAMES,
     VARIADIC,
     fields_of,
     missing_of,
@@ -65,8 +67,23 @@ def with_one_head(label: str, cls: Callable[..., nn.Module]) -> Iterator[OneHead
         return
     parameters = parameters_of(cls)
     known = fields_of(parameters)
-    if missing_of(known) == ["n_heads"] and known.keys() >= {*required_of(parameters)}:
+    if not known.keys() >= {*required_of(parameters)}:
+        return
+    if missing_of(known) == ["n_heads"] or reads_no_number_of_heads(cls):
         yield OneHead.of(label, cls, parameters)
+
+
+def reads_no_number_of_heads(cls: Callable[..., nn.Module]) -> bool:
+    """Return whether a class reads its width from a config, and no number of heads."""
+    target = without_partial(cls)
+    if not inspect.isclass(target):
+        return False
+    known = fields_of(parameters_of(cls))
+    if "config" not in known.values() or "n_heads" in known.values():
+        return False
+    read = {*(attributes_read(target.__init__) or ())}
+    reads_width = not read.isdisjoint(CONSTRUCTOR_NAMES["d_model"])
+    return reads_width and read.isdisjoint(CONSTRUCTOR_NAMES["n_heads"])
 
 
 def _first_of_each(known: Mapping[str, str], parameters: list[str]) -> dict[str, str]:

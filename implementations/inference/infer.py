@@ -20,7 +20,11 @@ from mha.implementations.adapters.construction import (
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.adapters.names import PAIRED
-from mha.implementations.adapters.widths import with_one_head, with_other_widths
+from mha.implementations.adapters.widths import (
+    reads_no_number_of_heads,
+    with_one_head,
+    with_other_widths,
+)
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.inference.biases import biases_of_arguments
 from mha.implementations.inference.building import (
@@ -129,6 +133,11 @@ def _built_and_read(label: str, constructor: Callable[..., nn.Module]) -> Read:
 
     Raises ImplementationError for what is left open, or cannot be built.
     """
+    if reads_no_number_of_heads(constructor):
+        for one in with_one_head(label, constructor):
+            read, _ = _explained(label, one, _arguments(label, one))
+            if read:
+                return read
     try:
         arguments = _arguments(label, constructor)
         if not assumed_arguments(constructor, arguments):

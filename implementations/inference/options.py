@@ -90,6 +90,8 @@ def keep_own_head_dim(candidate: Candidate) -> Candidate:
 
 def find_grouped_query(candidate: Candidate) -> Candidate:
     """Claim fewer key heads, if the constructor takes their number."""
+    if candidate.config.n_heads == 1:
+        return candidate
     return _claim_if_explained(candidate, {"n_kv_heads"}, "grouped_query", {"n_kv_heads": 1})
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch import nn
 
 from mha.implementations.adapters.axes_of_inputs import TO_LAYOUT
+from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.names import PAIRED, names_used, words_of
 from mha.implementations.adapters.signature import Signature, possible_orders, required_inputs
 from mha.implementations.adapters.tables import OF_REAL_PAIRS, ROTATION_LAYOUTS
@@ -257,7 +258,10 @@ def has_one_head(module: nn.Module) -> bool:
     for part in module.modules():
         if not type(part).__module__.startswith("torch."):
             used |= names_used(type(part), bases=False)
-    return used.isdisjoint(RESHAPING) and not any("heads" in words_of(name) for name in used)
+    says_heads = not used.isdisjoint(CONSTRUCTOR_NAMES["n_heads"])
+    for name in used:
+        says_heads = says_heads or "heads" in words_of(name)
+    return used.isdisjoint(RESHAPING) and not says_heads
 
 
 def claims_of_heads(module: nn.Module, n_heads: int) -> dict[str, Any]:

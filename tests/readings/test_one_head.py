@@ -1,6 +1,7 @@
 """Classes that take no number of heads, and have one."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -51,6 +52,18 @@ class Head(nn.Module):
         return scores.masked_fill(hidden, -math.inf).softmax(-1)
 
 
+class OfAConfig(Head):
+    """Its config has no number of heads either."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__(config.n_embd, config.n_embd)
+        self.proj = nn.Linear(config.n_embd, config.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.proj(super().forward(x))
+        return output
+
+
 class OverQueries(Head):
     """A fault: the weights of a key sum to 1."""
 
@@ -92,6 +105,7 @@ class FourHeads(OneHead):
                 "sizes        the width of a head",
             ),
         ),
+        (OfAConfig, ("w_o: proj  [tested]", "lambda n_heads, config: OfAConfig(config=config)")),
         (OverQueries, ("[assumed: it explains the output only where all scores are equal]",)),
     ],
 )
