@@ -21,6 +21,7 @@ from mha.implementations.inference.projections import not_loaded, order_against_
 from mha.implementations.inference.rows import Row
 from mha.implementations.inference.sizes import either
 from mha.implementations.inference.unused import (
+    options_without_effect,
     switches_of_bits,
     unclaimable_options,
     unused_options,
@@ -154,8 +155,11 @@ def _shared_rows(candidate: Candidate) -> Iterator[Row]:
 def _not_judged(candidate: Candidate) -> Iterator[Row]:
     """Yield the rows about what no call shows: what may be declared, and what no claim is about."""
     unclaimable, of_bits = unclaimable_options(candidate), switches_of_bits(candidate)
-    judged_elsewhere = {*unclaimable, *of_bits}
-    declarable = [each for each in unused_options(candidate) if each not in judged_elsewhere]
+    elsewhere, idle = {*unclaimable, *of_bits}, options_without_effect(candidate)
+    declarable = []
+    for option in unused_options(candidate):
+        if option not in elsewhere and option.partition("=")[0] not in idle:
+            declarable.append(option)
     if declarable:
         yield Row("not judged", ", ".join(declarable), "unless declared")
     if unclaimable:

@@ -40,9 +40,11 @@ class ScoreOption:
     """An option of calls: what it may mean, and how it is tried.
 
     name: its field of `Scores` and of `Signature`, and its argument of a call.
+    without_effect: what a row says of an option of the constructor that changes no call.
     """
 
     name: ClassVar[str]
+    without_effect: ClassVar[str] = NO_EFFECT
 
     def names(self, candidate: Candidate) -> tuple[str, ...]:
         """Return the name of its argument, or two; none where there is no such argument."""
@@ -129,8 +131,16 @@ class ScoreOption:
             if self.follows(candidate, scores):
                 return self.noted(self.completed(candidate.claiming(scores=scores)))
         if not self.is_of_calls(candidate):
-            return candidate
+            return self._of_others(candidate, readings)
         return self._by_name(candidate, readings)
+
+    def _of_others(self, candidate: Candidate, readings: Sequence[Scores]) -> Candidate:
+        """Return the candidate with a row if the option of its constructor changes no call."""
+        for scores in self.usual(candidate, readings):
+            if self.follows(candidate, scores, IGNORED):
+                called = ", ".join(self.names(candidate))
+                return candidate.noting(self.name, called + self.without_effect)
+        return candidate
 
     def _by_name(self, candidate: Candidate, readings: Sequence[Scores]) -> Candidate:
         """Claim what the name says, with what is known of an argument that no reading explains."""

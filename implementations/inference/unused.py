@@ -18,6 +18,7 @@ from mha.implementations.adapters.signature import required_inputs
 from mha.implementations.inference.candidate import Candidate
 from mha.spec.claims import DROPS_OUTPUT
 
+OPTIONS_OF_SCORES = ("scale", "window", "chunk", "softcap", "sinks", "alibi")
 # What constructors take beside sizes, each with the claim that trial runs may have added for it.
 NOT_TESTED = {
     "bias_kv": "bias_kv",
@@ -60,6 +61,16 @@ def unclaimable_options(candidate: Candidate) -> list[str]:
         if option not in of_bits and (is_unknown or option in never):
             unclaimable.append(option)
     return unclaimable
+
+
+def options_without_effect(candidate: Candidate) -> set[str]:
+    """Return the options of the constructor about scores that trial runs show to change no call."""
+    found = set[str]()
+    scores = candidate.claimed("scores")
+    for option in OPTIONS_OF_SCORES:
+        if option in candidate.rows and not getattr(scores, option):
+            found.update(candidate.names_of(option))
+    return found
 
 
 def switches_of_bits(candidate: Candidate) -> list[str]:
@@ -139,7 +150,7 @@ def _used_options(candidate: Candidate) -> set[str | None]:
     }
     if candidate.claimed("grouped_query"):
         used.add(signature.grouped)
-    for option in ("scale", "window", "chunk", "softcap", "sinks", "alibi"):
+    for option in OPTIONS_OF_SCORES:
         if getattr(scores, option):
             used.update(candidate.names_of(option))
     if scores.alibi and scores.alibi.built_in:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import get_args
+from typing import ClassVar, get_args
 
-from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.candidate import NO_EFFECT, Candidate
 from mha.implementations.inference.score_options import (
     Acts,
     ScoreOption,
@@ -42,6 +42,7 @@ class WindowOption(ScoreOption):
     """The bounds of a window, in one of the forms of `Window`."""
 
     name = "window"
+    without_effect: ClassVar[str] = f"{NO_EFFECT}: only a mask that a call is given may hold it"
 
     def readings(self, candidate: Candidate) -> Iterator[Scores]:
         """Yield each form, from each end where nothing says it, and with each word for no bound."""
