@@ -87,7 +87,7 @@ def frequencies_in_bfloat16(point: Point, source: str) -> str | None:
     return source.replace("self.inv_freq.to(", "self.inv_freq.bfloat16().to(")
 
 
-@plant("ROT-1", wrong=False)
+@plant("ROT-1")
 def positions_in_bfloat16(point: Point, source: str) -> str | None:
     """Positions are counted in bfloat16, where 257 is 256."""
     changed = source.replace("places.to(x.dtype)", "places.bfloat16().to(x.dtype)")

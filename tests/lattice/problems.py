@@ -31,6 +31,8 @@ def problems(claims: Claims) -> Iterator[Problem]:
                 yield problem.change(window=window, is_causal=causal)
             if claims.qk_norm:
                 yield _with_small_heads(problem).change(is_causal=claims.always_causal)
+    if claims.rotary:
+        yield _with_late_positions(claims, generator)
 
 
 def mismatches(implementation: Implementation) -> list[str]:
@@ -132,6 +134,19 @@ def _with_small_heads(problem: Problem) -> Problem:
         if name in ("w_q", "b_q", "w_k", "b_k"):
             small[name] = tensor * 1e-3
     return replace(problem, weights=replace(problem.weights, **small))
+
+
+def _with_late_positions(claims: Claims, generator: torch.Generator) -> Problem:
+    """Return a problem whose last positions show frequencies and positions that are rounded.
+
+    It has 300 positions, since 257 is 256 in bfloat16; and four pairs of columns, since the
+    frequency of the first one is 1, and the last ones turn too slowly.
+    """
+    assert claims.rotary
+    config = _config(claims, 1, round(8 / claims.rotary.part), max(claims.bias, key=str))
+    inputs = _inputs(claims, config, 1, 300, 300, generator)
+    problem = Problem(config, Weights.random(config, 0), *inputs)
+    return problem.change(is_causal=claims.always_causal)
 
 
 def _causal(claims: Claims) -> tuple[bool, ...]:

@@ -127,6 +127,14 @@ def test_planted_fault_is_caught(number: int, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("fault", ["frequencies_in_bfloat16", "positions_in_bfloat16"])
+def test_rounded_angles_are_seen_without_the_judge(fault: str, tmp_path: Path) -> None:
+    point = Point(inputs="x", rotary="half", part="quarter", tables="inv_freq", softmax="float32")
+    (plant,) = (each for each in PLANTS if each.name == fault)
+    resolved = declared(write(tmp_path, fault, point, planted(point, plant)))
+    assert mismatches(resolved.implementation)
+
+
 @every_class(2, with_heads=False)
 def test_wrong_class_is_judged_as_it_is(number: int, tmp_path: Path) -> None:
     """Undeclared, it is read as the right class is, and a clause that names its fault fails."""
