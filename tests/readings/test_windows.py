@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from mha.implementations import from_kernel
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.declared import DeclaredKernel
 from mha.implementations.inference.kernels import infer_kernel
+from mha.implementations.inference.windows import WINDOW
 from mha.spec import Claims, Scores, Window, causal_mask, window_mask
 from mha.spec.scores import Bounds, WindowForm
 from support.judging import expect_conforms, expect_fail, judged
@@ -197,6 +200,27 @@ def test_window_of_another_edge_fails_as_declared() -> None:
     assert "assumed by its name" in " ".join(inference.report().split())
     verdict = expect_fail(declared, "WIN-1")
     assert "the window has one key too few" in (verdict.diagnosis or "")
+
+
+def strict(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, window_left: int = -1
+) -> Tensor:
+    """The last queries have no key where there are fewer keys; raises for such rows."""
+    left = None if window_left < 0 else window_left
+    seen = window_mask(q.shape[2], k.shape[2], (left, None), "top_left")
+    seen = seen if mask is None else seen & mask
+    if not seen.any(-1).all():
+        raise ValueError("a query has no key")
+    return attend(q, k, v, seen)
+
+
+def test_windows_that_leave_a_query_no_key_may_raise_where_masks_do() -> None:
+    claims = {"causal": None, "empty_row": "error"}
+    declared = DeclaredKernel(strict, "strict", mask="keep", claims=claims)
+    candidate = Candidate(declared, explained=True, empty_row="error")
+    found = WINDOW.find(candidate)
+    assert found.claimed("scores") == Scores(window=Window("left"), alignment="top_left")
+    assert found.rows["window"].evidence == "tested"
 
 
 def test_window_without_an_effect_is_said() -> None:
