@@ -18,7 +18,7 @@ from mha.implementations.adapters.score_arguments import ScoreArguments
 from mha.implementations.adapters.signature import Signature
 from mha.implementations.adapters.tables import table_of, table_without_rotation
 from mha.implementations.discovery.errors import ImplementationError, UnsupportedCallError
-from mha.spec import Claims, Config, Options, Output, causal_mask, join_causal
+from mha.spec import Claims, Config, Options, Output, Rotary, causal_mask, join_causal
 from mha.spec.masks import form_of
 
 
@@ -240,7 +240,8 @@ class CallByName:
         if name in self.signature.rotations:
             if self.signature.shaped:
                 layout = self.signature.rotation
-                return table_without_rotation(name, layout, query, sizes, self.head_dim)
+                width = Rotary(part=self.signature.part).width(self.head_dim)
+                return table_without_rotation(name, layout, query, sizes, width)
             return _no_rotation(name, query)
         if name in self.signature.lengths:
             return self._all_lengths(name, query, sizes)

@@ -51,6 +51,7 @@ class Signature:
         call is given what says that there is none, if that is known.
     rotations: those of the others that are given cosines of 1 and sines of 0.
     shaped: whether these, or `PAIRED`, have the shape that `rotation` says, and not one element.
+    part: how much of each head these are for, as `Rotary.part`.
     tables: all parameters that say how heads are rotated: cosines, sines, positions.
     rotation: the layout of these, one of `ROTATION_LAYOUTS`.
     query: its name for the query, if the memory comes first.
@@ -73,6 +74,7 @@ class Signature:
     acting: tuple[str, ...] = ()
     rotations: frozenset[str] = frozenset()
     shaped: bool = False
+    part: float = 1.0
     tables: tuple[str, ...] = ()
     rotation: str = "b l r"
     query: str | None = None

@@ -98,12 +98,13 @@ def table_of(  # noqa: PLR0913  what a table depends on
     return _table(name, _angles(rotary, positions, head_dim), rotary, layout, query, batch)
 
 
-def table_without_rotation(
-    name: str, layout: str, query: Tensor, sizes: Sizes, head_dim: int
-) -> Any:
-    """Return what `table_of` does where no position is rotated: cosines of 1 and sines of 0."""
+def table_without_rotation(name: str, layout: str, query: Tensor, sizes: Sizes, width: int) -> Any:
+    """Return what `table_of` does where no position is rotated: cosines of 1 and sines of 0.
+
+    width: r, how many columns of a head would be rotated.
+    """
     batch, _, length, _ = sizes
-    angles = torch.zeros(length, head_dim // 2, dtype=torch.float64, device=query.device)
+    angles = torch.zeros(length, width // 2, dtype=torch.float64, device=query.device)
     return _table(name, angles, Rotary(), layout, query, batch)
 
 

@@ -57,6 +57,8 @@ class Trial:
     flag_left_out: whether calls leave the causal flag out, so that the constructor decides.
     few_sizes: whether it is tried in few sizes, as a kernel that raises for others.
     longest: the length for which a module is built that asks for the longest one.
+    part: how much of each head the tables are for that its calls require, until a rotation by
+        these is claimed.
     """
 
     formula: Formula = field(default_factory=Formula)
@@ -67,6 +69,7 @@ class Trial:
     flag_left_out: bool = False
     few_sizes: bool = False
     longest: int = SHORT
+    part: float = 1.0
 
 
 @dataclass
@@ -263,10 +266,15 @@ class Candidate:
         return replace(made, call=self._as_called(made.call))
 
     def _as_called(self, call: Call) -> Call:
-        """Return a call without the causal flag, if that is left out."""
-        if not (self.trial.flag_left_out and isinstance(call, CallByName)):
+        """Return a call with tables as they are tried, without a causal flag that is left out."""
+        if not isinstance(call, CallByName):
             return call
-        return replace(call, signature=replace(call.signature, is_causal=None))
+        signature = call.signature
+        if signature.shaped:
+            signature = replace(signature, part=self.trial.part)
+        if self.trial.flag_left_out:
+            signature = replace(signature, is_causal=None)
+        return replace(call, signature=signature)
 
     def call(
         self,

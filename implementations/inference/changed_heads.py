@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mha.implementations.adapters.loading import ParameterPath
-from mha.implementations.adapters.names import NEUTRAL_MEANING, words_of
-from mha.implementations.adapters.tables import JOINED_LAYOUTS, OF_TABLES, ROTATION_LAYOUTS
+from mha.implementations.adapters.names import words_of
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.functions import (
     NORMALISING,
@@ -32,7 +31,6 @@ from mha.implementations.inference.probes import (
     scaled_weights,
 )
 from mha.implementations.inference.rotations import (
-    Frequencies,
     frequencies_of,
     rotations_of,
     words_of_rotary,
@@ -71,36 +69,36 @@ def with_changed_heads(candidates: Sequence[Candidate], module: nn.Module) -> li
     functions = _functions_of_any(candidates)
     turns = bool(functions & TURNING)
     norms = bool(functions & (NORMALISING | ROOTS))
-    rotations: list[Rotary | None] = [None]
+    rotaries: list[Rotary | None] = [None]
     if turns:
-        rotations += rotations_of(frequencies_of(candidates[0], module))
+        rotaries += rotations_of(frequencies_of(candidates[0], module))
     found = list[Candidate]()
     for paths, over in _weights_of_norms(module, candidates[0].config):
         kinds: list[QkNorm | None] = [None, *_norms(paths, over)] if norms else [None]
-        changes = [Change(*both) for both in product(rotations, kinds) if any(both)]
+        changes = [Change(*both) for both in product(rotaries, kinds) if any(both)]
         for each in candidates:
-            explained = _explained(_with_norms(each, paths, kinds), changes)
+            explained = explained_by(_with_norms(each, paths, kinds), changes)
             if explained:
                 found.append(_with_eps(explained, module))
         if found:
             break
     if norms and not found:
-        found = _with_lengths_of_one(candidates, rotations, module)
+        found = _with_lengths_of_one(candidates, rotaries, module)
     return found
 
 
 def _with_lengths_of_one(
-    candidates: Sequence[Candidate], rotations: Sequence[Rotary | None], module: nn.Module
+    candidates: Sequence[Candidate], rotaries: Sequence[Rotary | None], module: nn.Module
 ) -> list[Candidate]:
     """Return the candidates whose scores are cosines of queries and keys, times some scale."""
     changes = []
-    for rotary, norm in product(rotations, LENGTHS_OF_ONE):
+    for rotary, norm in product(rotaries, LENGTHS_OF_ONE):
         if rotary or norm.before_rotary:  # without a rotation, both are the same
             changes.append(Change(rotary, norm))
     found = list[Candidate]()
     for each in candidates:
         formulas = _plain_formulas(each, (*SCALES, *learned_scales(module)))
-        explained = _explained(each, changes, formulas)
+        explained = explained_by(each, changes, formulas)
         if explained:
             found.append(_with_scale(_with_eps(explained, module)))
     return found
@@ -140,43 +138,6 @@ def _functions_of_any(candidates: Sequence[Candidate]) -> frozenset[str]:
         if outputs_of(each):
             break
     return functions
-
-
-def with_given_rotation(candidate: Candidate, module: nn.Module) -> Candidate:
-    """Return an explained candidate with the rotation by what its calls are given, if that is one.
-
-    Its formula was found with cosines of 1, sines of 0, and positions of 0.
-    """
-    meanings = {NEUTRAL_MEANING[name] for name in candidate.signature.tables}
-    if not meanings or candidate.is_kernel or candidate.claimed("rotary"):
-        return candidate
-    layouts: Sequence[str | None] = [candidate.declared.rotation_layout]
-    if not meanings.isdisjoint(OF_TABLES):
-        layouts = ROTATION_LAYOUTS
-    elif "table" in meanings:
-        layouts = JOINED_LAYOUTS
-    # Tables are made here, by any base; only where positions are given, the class has its own.
-    are_given = meanings != {"places"}
-    frequencies = [Frequencies()] if are_given else frequencies_of(candidate, module)
-    norms = _at_both_places(candidate.claimed("qk_norm"))
-    for layout, rotary in product(layouts, rotations_of(frequencies, ("forward",))):
-        if are_given:
-            rotary = replace(rotary, tables="given")
-        turned = candidate.declaring(rotation_layout=layout).claiming(rotary=rotary)
-        changes = list[Change]()
-        for direction, each in product((rotary, replace(rotary, direction="backward")), norms):
-            changes.append(Change(direction, each))
-        explained = _explained(turned, changes, [candidate.formula])
-        if explained:
-            return explained
-    return candidate
-
-
-def _at_both_places(norm: QkNorm | None) -> list[QkNorm | None]:
-    """Return a norm that was found without a rotation, before it and after it."""
-    if norm is None or norm.over == "width":
-        return [norm]
-    return [norm, replace(norm, before_rotary=False)]
 
 
 def _norms(paths: Mapping[str, ParameterPath], over: str) -> list[QkNorm]:
@@ -243,7 +204,7 @@ def _expected(
     return found
 
 
-def _explained(
+def explained_by(
     candidate: Candidate, changes: Sequence[Change], formulas: Sequence[Formula] = ()
 ) -> Candidate | None:
     """Return the candidate with the change that gives its outputs, if one does."""

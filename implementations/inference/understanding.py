@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from typing import Any, Literal
 
 from torch import nn
@@ -18,9 +18,10 @@ from mha.implementations.adapters.signature import Signature, possible_orders, r
 from mha.implementations.adapters.tables import OF_REAL_PAIRS, ROTATION_LAYOUTS
 from mha.implementations.inference.building import built
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.changed_heads import with_changed_heads, with_given_rotation
+from mha.implementations.inference.changed_heads import with_changed_heads
 from mha.implementations.inference.dropout import require_repeatable
 from mha.implementations.inference.faulty_rotations import with_faulty_rotation
+from mha.implementations.inference.given_rotation import with_given_rotation
 from mha.implementations.inference.mask_search import given_a_mask, with_required_mask
 from mha.implementations.inference.nearest_projections import (
     all_with_formula,
@@ -40,6 +41,7 @@ from mha.implementations.inference.projections import (
     parameter_maps,
     reordered,
 )
+from mha.implementations.inference.rotations import PARTS
 from mha.implementations.inference.scope import require_plain, without_window
 from mha.spec import Sizes
 from mha.spec.option_names import SINK_NAMES, listed
@@ -49,6 +51,8 @@ RESHAPING = frozenset(listed("view reshape unflatten rearrange unfold as_strided
 Maps = Callable[[ParameterMap], Iterator[ParameterMap]]
 # The maps that names and shapes allow come before those in other orders.
 CHANGES: tuple[Maps | None, ...] = (None, reordered, interleaved)
+# Of inputs, where the first call of a module returns.
+LAYOUTS = ("b l d", "l b d")
 
 
 def understand(empty: Candidate, module: nn.Module) -> Candidate:
@@ -172,7 +176,7 @@ def _candidates(
     if biases != {True, False}:
         first = first.claiming(bias=biases)
     first = _with_tables(first)
-    layouts = TO_LAYOUT if first.problem else ("b l d", "l b d")
+    layouts = TO_LAYOUT if first.problem else LAYOUTS
     return [
         first.declaring(parameters=parameters, layout=layout)
         for parameters in maps
@@ -189,15 +193,17 @@ def _with_tables(candidate: Candidate) -> Candidate:
     inputs, names = candidate.probes[0].inputs, candidate.signature
     if candidate.call_plainly(inputs):
         return candidate
-    tried = list[Candidate]()
+    with_tables = list[Candidate]()
     if not PAIRED.isdisjoint(names.others):
         paired = candidate.declaring(rotation_pairs=True)
-        tried += [paired, paired.declaring(rotation_layout=OF_REAL_PAIRS)]
+        with_tables += [paired, paired.declaring(rotation_layout=OF_REAL_PAIRS)]
     if names.rotations:
-        tried += [candidate.declaring(rotation_layout=layout) for layout in ROTATION_LAYOUTS]
-    for each in tried:
-        if each.call_plainly(inputs):
-            return each
+        with_tables += [candidate.declaring(rotation_layout=layout) for layout in ROTATION_LAYOUTS]
+    # A table for each position does not fit inputs of another layout either.
+    for layout, part, each in product(LAYOUTS, PARTS, with_tables):
+        tried = each.trying(part=part).declaring(layout=layout)
+        if tried.call_plainly(inputs):
+            return tried
     return candidate
 
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mha.implementations import ImplementationError
 from mha.implementations.inference.infer import infer
+from mha.spec import Rotary
 from support.right_classes import Heads
 
 
@@ -99,3 +101,47 @@ def test_table_of_sines_and_cosines_is_found_and_given(cls: type[nn.Module], lay
     assert (rotary.pairs, rotary.tables) == ("interleaved", "given")
     assert f'rotation_layout="{layout}"' in result.declaration
     assert result.not_covered == ()
+
+
+class OfComplexHalves(Heads):
+    """Turns the first half of each head, as complex numbers; inputs are (L, B, D)."""
+
+    def forward(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
+        x = x.transpose(0, 1)
+        q, k = self.turned(self.w_q(x), freqs_cis), self.turned(self.w_k(x), freqs_cis)
+        output: Tensor = self.w_o(self.attend(q, k, self.w_v(x)))
+        return output.transpose(0, 1)
+
+    def turned(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
+        own, rest = x.unflatten(-1, (self.n_heads, -1)).chunk(2, -1)
+        pairs = torch.view_as_complex(own.unflatten(-1, (-1, 2)).contiguous())
+        turned = torch.view_as_real(pairs * freqs_cis[:, None]).flatten(-2)
+        return torch.cat([turned, rest], -1).flatten(2)
+
+
+class OfNarrowTables(OfTablesOfHalves):
+    """Turns a quarter of each head, and takes no other tables."""
+
+    def turned(self, x: Tensor, *tables: Tensor) -> Tensor:
+        assert tables[0].shape[1:] == (x.shape[1], x.shape[-1] // self.n_heads // 4)
+        return super().turned(x, *tables)
+
+
+@pytest.mark.parametrize(("cls", "part"), [(OfComplexHalves, 0.5), (OfNarrowTables, 0.25)])
+def test_tables_of_a_part_of_each_head_are_given(cls: type[nn.Module], part: float) -> None:
+    found = infer(cls)
+    assert found.implementation.claims.rotary == Rotary(
+        pairs="interleaved", part=part, tables="given"
+    )
+
+
+class OfOtherAngles(OfComplexHalves):
+    """Turns by twice the angles."""
+
+    def turned(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
+        return super().turned(x, freqs_cis * freqs_cis)
+
+
+def test_tables_of_a_part_that_turn_otherwise_are_refused() -> None:
+    with pytest.raises(ImplementationError, match="freqs_cis may be of half of each head"):
+        infer(OfOtherAngles)
