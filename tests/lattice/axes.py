@@ -90,6 +90,8 @@ STACKED_KV = ("q_kv", "kv_by_head")
 LAYERS = ("q_proj", "W_q", "to_q", "query")
 # Projections whose biases are separate objects, so that one of them may be left out.
 SEPARATE = (*LAYERS, "heads", "role_lists", "matrices", "tensors")
+# Those of parameters, the output's too.
+WITHOUT_LAYERS = ("matrices", "tensors")
 # Shapes of masks that differ between queries.
 PER_QUERY = ("broadcast", "rank 4", "l s", "b l s", "b 1 l s", "(b h) l s", "b h l s", "l s b")
 CAUSAL_ALWAYS = ("always", "buffer", "constructor")

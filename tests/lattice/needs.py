@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lattice.axes import CAUSAL_ALWAYS, Point
+from lattice.axes import CAUSAL_ALWAYS, WITHOUT_LAYERS, Point
 from mha.spec import CLAUSES
 
 Need = Callable[[Point], bool]
@@ -79,6 +79,7 @@ NEEDS: dict[str, Need] = {
     "PTH-3": _masked,
     "PTH-4": lambda point: _causal(point) and point.masked,
     "PTH-5": _never,
+    "STA-9": lambda point: point.projection not in WITHOUT_LAYERS,
     "EQV-2": lambda point: _plain(point) and _not_turned(point),
     **dict.fromkeys(("EQV-3", "EQV-7"), _not_turned),
     "EQV-8": _cross,
