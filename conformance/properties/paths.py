@@ -106,7 +106,8 @@ def forms_of_one_mask_agree(session: Session, case: Case) -> None:
     first = (torch.arange(case.S) == 0).to(case.device)
     given = problem.mask if problem.mask.dtype == torch.bool else problem.mask == 0
     masks = [(given | first) & padding.to(case.device)]
-    if not problem.is_causal:
+    # Beside padding, a mask of items is as wide as it can be; what is always causal has no flag.
+    if claims.always_causal or not problem.is_causal:
         masks.insert(0, given)
     compared = False
     for mask in masks:
