@@ -36,8 +36,8 @@ def layers_are_called(session: Session, case: Case) -> None:
     """Every linear layer whose weight counts is called, so that a hook on it counts too."""
     problem = case.problem()
     module = module_of(session.built(problem))
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
-    assume(bool(layers), "the attention has no torch.nn.Linear")
+    layers = {name: layer for name, layer in module.named_modules() if name and _is_linear(layer)}
+    assume(bool(layers), "the attention has no linear layer")
     called = set[str]()
     with _noting_calls(layers, called.add):
         base = session(problem).output
@@ -54,8 +54,17 @@ def layers_are_called(session: Session, case: Case) -> None:
         expect(not counts, message)
 
 
+def _is_linear(layer: nn.Module) -> bool:
+    """Return whether a layer is a linear one: of torch, or of a class of its own, as in GPT-2."""
+    if isinstance(layer, nn.Linear):
+        return True
+    weight = layer._parameters.get("weight")
+    is_of_torch = type(layer).__module__.startswith("torch.")
+    return weight is not None and weight.ndim == 2 and not (is_of_torch or layer._modules)
+
+
 @contextmanager
-def _noting_calls(layers: dict[str, nn.Linear], note: Callable[[str], None]) -> Iterator[None]:
+def _noting_calls(layers: dict[str, nn.Module], note: Callable[[str], None]) -> Iterator[None]:
     """Note the names of the layers that are called in the block."""
 
     def hook(name: str) -> Callable[..., None]:
@@ -70,14 +79,15 @@ def _noting_calls(layers: dict[str, nn.Linear], note: Callable[[str], None]) -> 
 
 
 @contextmanager
-def _other_weight(layer: nn.Linear) -> Iterator[None]:
+def _other_weight(layer: nn.Module) -> Iterator[None]:
     """Let a layer have twice its weight in the block."""
+    weight: Any = layer.weight
     with torch.no_grad():
-        layer.weight.mul_(2)
+        weight.mul_(2)
         try:
             yield
         finally:
-            layer.weight.div_(2)
+            weight.div_(2)
 
 
 @property_of(
