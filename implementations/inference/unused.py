@@ -15,6 +15,7 @@ from mha.implementations.adapters.names import (
     is_option,
 )
 from mha.implementations.adapters.signature import required_inputs
+from mha.implementations.adapters.tables import OF_TABLES
 from mha.implementations.inference.candidate import Candidate
 from mha.spec.claims import DROPS_OUTPUT
 
@@ -107,6 +108,15 @@ def _other_than_zero(name: str) -> str:
     return f"{name} other than 0"
 
 
+def _rotations(candidate: Candidate) -> list[str]:
+    """Return in words the rotation of required tables that turn nothing in any call."""
+    if candidate.claimed("rotary"):
+        return []
+    others = candidate.signature.others
+    names = [name for name in others if NEUTRAL_MEANING.get(name) in (*OF_TABLES, "complex")]
+    return [f"a rotation by {' and '.join(names)}"] if names else []
+
+
 def _other_settings(candidate: Candidate) -> list[str]:
     """Return the options that are set so that they add nothing, and that no call gives."""
     if "set" not in candidate.rows:
@@ -135,6 +145,7 @@ def _never_called(candidate: Candidate) -> list[str]:
     never += _other_settings(candidate)
     never += map(_hiding, declared.beside)
     never += map(_other_than_zero, _positions(candidate))
+    never += _rotations(candidate)
     return never
 
 

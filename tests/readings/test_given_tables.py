@@ -145,3 +145,18 @@ class OfOtherAngles(OfComplexHalves):
 def test_tables_of_a_part_that_turn_otherwise_are_refused() -> None:
     with pytest.raises(ImplementationError, match="freqs_cis may be of half of each head"):
         infer(OfOtherAngles)
+
+
+class TurnsQueriesOnly(Heads):
+    """Turns whole heads of queries, and no keys."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        heads = self.split(self.w_q(x))
+        first, second = heads.chunk(2, -1)
+        q = (heads * cos + torch.cat([-second, first], -1) * sin).transpose(1, 2).flatten(2)
+        output: Tensor = self.w_o(self.attend(q, self.w_k(x), self.w_v(x)))
+        return output
+
+
+def test_rotation_that_is_none_by_the_tables_of_a_call_is_not_judged() -> None:
+    assert infer(TurnsQueriesOnly).not_covered == ("a rotation by cos and sin",)
