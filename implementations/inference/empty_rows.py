@@ -62,11 +62,11 @@ def policy_of(candidate: Candidate) -> EmptyRow | None:
     It may depend on the dtype: a fill with the least number of float32 is -infinity where it is
     cast down.
     """
-    policies = {policy_of_call(candidate, *trial) for trial in trials(candidate)}
+    policies = {policy_shown(candidate, *trial) for trial in trials(candidate)}
     return policies.pop() if len(policies) == 1 else None
 
 
-def policy_of_call(
+def policy_shown(
     candidate: Candidate, probe: Probe, emptied: Tensor, options: dict[str, Any]
 ) -> EmptyRow | None:
     """Return the policy that a call shows whose emptied rows, boolean (B, L), have no key."""

@@ -10,7 +10,7 @@ import torch
 
 from mha.implementations.adapters.names import LENGTH_NAMES
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.empty_rows import policy_of_call
+from mha.implementations.inference.empty_rows import policy_shown
 from mha.implementations.inference.probes import Probe, is_close
 from mha.implementations.inference.score_options import BY_NAME_ALONE, has_causal_calls
 from mha.spec import Options
@@ -102,7 +102,7 @@ def _with_policy_of_empty_items(candidate: Candidate) -> Candidate:
         options = options.change(query_lengths=(queries,) * probe.batch)
     emptied = torch.zeros(probe.batch, queries, dtype=torch.bool)
     emptied[0] = True
-    policy = policy_of_call(candidate, probe, emptied, options.arguments)
+    policy = policy_shown(candidate, probe, emptied, options.arguments)
     if policy in ("nan", "uniform"):
         return replace(candidate.claiming(empty_row=policy), empty_row=policy)
     return candidate

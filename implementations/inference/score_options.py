@@ -201,8 +201,10 @@ class ScoreOption:
 
 
 def _may_raise(tried: Candidate, expected: Tensor) -> bool:
-    """Return whether a call may raise: some query has no key, and what it is given is an error."""
-    return tried.empty_row == "error" and bool(expected.isnan().any())
+    """Return whether a call may raise: a query has no key, and gets an error, as far as known."""
+    is_error = tried.empty_row == "error"
+    is_unknown = tried.empty_row is None and not tried.declared.mask
+    return (is_error or is_unknown) and bool(expected.isnan().any())
 
 
 def possible_alignments(candidate: Candidate) -> tuple[Alignment | None, ...]:

@@ -8,14 +8,18 @@ from functools import partial
 from itertools import product
 from typing import ClassVar, get_args
 
+import torch
+
 from mha.implementations.inference.candidate import NO_EFFECT, Candidate
+from mha.implementations.inference.empty_rows import policy_shown
+from mha.implementations.inference.probes import GENERAL
 from mha.implementations.inference.score_options import (
     Acts,
     ScoreOption,
     aligned,
     possible_alignments,
 )
-from mha.spec import Scores, Window
+from mha.spec import Claims, Scores, Window, window_mask
 from mha.spec.scores import Bounds, WindowForm
 
 WORDS = {
@@ -103,6 +107,28 @@ class WindowOption(ScoreOption):
         if claimed == usual or (name not in BY_NAME and claimed != "count_right"):
             return ""
         return f" (elsewhere, {name} is {WORDS[usual]})"
+
+    def completed(self, candidate: Candidate) -> Candidate:
+        """Return the candidate with the policy for rows without a key, if only windows leave any.
+
+        They do where there are fewer keys than queries.
+        """
+        if candidate.declared.mask or candidate.empty_row:
+            return candidate
+        scores, tried = candidate.claimed("scores"), candidate.trying(special=GENERAL)
+        if tried.trial.dtype == torch.float64:
+            tried = tried.trying(dtype=torch.float32)
+        probe, bounds = tried.probes[1], scores.window.nearest((0, 0))
+        alignment = Claims(causal=candidate.claimed("causal"), scores=scores).alignment
+        seen = window_mask(*probe.lengths, bounds, alignment or "top_left")
+        without_key = ~seen.any(-1).expand(probe.batch, -1)
+        if not bool(without_key.any()):
+            return candidate
+        is_causal = self.flags(candidate, scores, ignored=False)[-1]
+        policy = policy_shown(tried, probe, without_key, {"window": bounds, "is_causal": is_causal})
+        if policy and policy != "zeros":
+            candidate = candidate.claiming(empty_row=policy)
+        return replace(candidate, empty_row=policy)
 
     def flags(self, candidate: Candidate, scores: Scores, *, ignored: bool) -> tuple[bool, ...]:
         """Return both flags, where there is one; a window that counts keys is of causal calls."""

@@ -223,6 +223,29 @@ def test_windows_that_leave_a_query_no_key_may_raise_where_masks_do() -> None:
     assert found.rows["window"].evidence == "tested"
 
 
+def strict_without_masks(q: Tensor, k: Tensor, v: Tensor, window_left: int = -1) -> Tensor:
+    return strict(q, k, v, window_left=window_left)
+
+
+def nan_without_masks(q: Tensor, k: Tensor, v: Tensor, window_left: int = -1) -> Tensor:
+    left = None if window_left < 0 else window_left
+    seen = window_mask(q.shape[2], k.shape[2], (left, None), "top_left")
+    scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("kernel", "policy"), [(strict_without_masks, "error"), (nan_without_masks, "nan")]
+)
+def test_windows_show_what_a_query_without_a_key_gets(
+    kernel: Callable[..., Tensor], policy: str
+) -> None:
+    candidate = Candidate(DeclaredKernel(kernel, "", claims={"causal": None}), explained=True)
+    found = WINDOW.find(candidate)
+    assert found.rows["window"].evidence == "tested"
+    assert (found.claimed("empty_row"), found.empty_row) == (policy, policy)
+
+
 def test_window_without_an_effect_is_said() -> None:
     inference = infer_kernel(ignoring)
     assert "window_size has no effect" in inference.report()
