@@ -28,8 +28,9 @@ class InputFormat:
     query_last: of two inputs, whether the first one is key and value, and the second one the query,
         or the other way round; by default, their names say it.
     rotation_pairs: whether the rotation that a call requires (`freqs_cos` and `freqs_sin`, or
-        complex `freqs_cis`) has the shape (L, d_k / 2), as in Llama; by default, cosines and sines
-        are of one element, and `freqs_cis` is None.
+        complex `freqs_cis`) has the shape (L, d_k / 2), as in Llama, or less where a rotation of a
+        part of each head is claimed; by default, cosines and sines are of one element, and
+        `freqs_cis` is None.
     rotation_layout: the shape of cosines and sines where `Rotary(tables="given")` is claimed, of
         `mha.implementations.adapters.tables` one of `ROTATION_LAYOUTS` or `JOINED_LAYOUTS`; by
         default "b l r", or "l p" if `rotation_pairs` is True. For `freqs_cis`, "l p 2" are cosines
