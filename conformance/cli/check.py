@@ -16,8 +16,9 @@ from rich.text import Text
 
 from mha.conformance.cli.console import Printer, advance, line, print_verdict, progress_bar
 from mha.conformance.engine.estimate import estimate
+from mha.conformance.engine.found import Found
 from mha.conformance.engine.report import not_covered, report_of_run
-from mha.conformance.engine.workers import Found, TimeIsUp, Workers
+from mha.conformance.engine.workers import TimeIsUp, Workers
 from mha.conformance.harness.isolation import INTERRUPTS, heeding_interrupts
 from mha.conformance.ranges import SECONDS
 from mha.conformance.reports.entries import entries

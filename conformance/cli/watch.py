@@ -16,10 +16,18 @@ from mha.conformance.cli.console import Printer, advance, line, progress_bar
 from mha.conformance.cli.watched_files import POLL, WatchedFiles, shown
 from mha.conformance.engine.report import not_covered
 from mha.conformance.engine.workers import Workers
-from mha.conformance.reports.layout import counted
+from mha.conformance.reports.layout import INDENT, counted, shortened, wrapped
 from mha.conformance.reports.merge import Key, key_of
 from mha.conformance.reports.summary import is_failure
-from mha.conformance.reports.text import summarise, visible_line, visible_name
+from mha.conformance.reports.text import (
+    HANGING,
+    brief_message,
+    in_columns,
+    place,
+    summarise,
+    visible_line,
+    visible_name,
+)
 from mha.conformance.results import Report, Verdict, now
 from mha.conformance.settings import Settings, Task
 from mha.implementations import Resolved
@@ -29,6 +37,8 @@ from mha.implementations.inference.rows import Row, table
 FIRST_LOOK = "smoke"
 # So many of the clauses that failed last are judged before the first look: those that take least.
 MOST_AGAIN = 3
+# In characters, of why a version is not understood.
+LONGEST_REASON = 160
 # After so many failures, each of which takes a while to explain, a look ends.
 ENOUGH = 3
 
@@ -56,8 +66,11 @@ class Watch:
     """A target that is watched.
 
     rows: how it was understood last.
+    understood: the settings of what was judged last.
     found: the verdicts of this run.
     failing: the verdicts that failed last, in this run or before, each with the profile in which.
+    lately: the clauses that have failed in any run, the latest last.
+    is_told: whether this run has told of a case that fails.
     profile: that of this look.
     status: the exit status of the last report.
     """
@@ -74,13 +87,16 @@ class Watch:
         self.workers, self.files = workers, files
         self.printer = Printer(Console(highlight=False))
         self.rows: tuple[Row, ...] = ()
+        self.understood: Settings | None = None
         self.found: dict[Key, Verdict] = {}
         self.failing: dict[Key, tuple[Verdict, str]] = {}
+        self.lately: dict[str, None] = {}
+        self.is_told = False
         self.profile = settings.profile
         self.declarations: dict[str, str] = {}
         self.status = 2
         self.begun = monotonic()
-        workers.between, workers.heard = self.look, self.note
+        workers.between, workers.heard, workers.heard_at_once = self.look, self.note, self.note_case
         workers.declarations = self.declarations
 
     def run(self) -> int:
@@ -95,7 +111,7 @@ class Watch:
                 except Saved as saved:
                     event = f"{visible_line(str(saved))} saved"
                     self.begun = monotonic()
-                self.workers.afresh()
+                self.afresh()
                 self.files.settle()
         except KeyboardInterrupt:
             return self.status
@@ -103,7 +119,7 @@ class Watch:
     def wait(self) -> None:
         """Wait for a save: raise Saved."""
         self.tell(f"watching {visible_line(self.files.names())}; Ctrl-C ends")
-        self.workers.afresh()  # before the next save
+        self.afresh()  # before the next save
         while True:
             self.look()
             sleep(POLL)
@@ -116,7 +132,7 @@ class Watch:
     def judge(self) -> None:
         """Judge the target, print what is found, and write the reports; raises Saved."""
         read, started = time.time_ns(), now()
-        self.found = {}
+        self.found, self.is_told = {}, False
         try:
             found = find([self.target], self.workers, self.options, self.printer)
         except ValueError as error:
@@ -126,7 +142,7 @@ class Watch:
         finally:
             self.files.add(self.workers.files, read)
         (resolved,) = found.chosen.values()
-        self.tell_reading(resolved)
+        self.tell_reading(resolved, found.why_declared)
         settings = self.judge_by_stages(resolved)
         report = report_on(
             settings,
@@ -144,11 +160,14 @@ class Watch:
         Returns the settings of the report.
         """
         settings = self.settings.of_target(resolved)
+        first = first_look(settings)
+        self.understood = settings
         if again := self.again(settings):
             self.judge_by(resolved, again)
             if not self.failures:
                 self.tell(f"mended: {', '.join(again.clauses)}")
-        first = replace(settings, profile=FIRST_LOOK, dtypes=settings.dtypes[:1])
+        elif again := self.once_failed(first):
+            self.judge_by(resolved, again)
         self.judge_by(resolved, first)
         if self.failures:
             return replace(settings, profile=FIRST_LOOK)
@@ -171,6 +190,23 @@ class Watch:
         alike = [each.clause for each, _ in failing if each.dtype == first.dtype]
         at = settings.at(first.dtype, first.device)
         return replace(at, clauses=tuple(alike[:MOST_AGAIN]), profile=profile)
+
+    def once_failed(self, first: Settings) -> Settings | None:
+        """Return the settings to look first at what failed in the last wrong version."""
+        judged = {task.clause for task in first.tasks}
+        clauses = [clause for clause in reversed(self.lately) if clause in judged]
+        return replace(first, clauses=tuple(clauses[:MOST_AGAIN])) if clauses else None
+
+    def afresh(self) -> None:
+        """Have new processes, and say what one of them judges while the others infer."""
+        tasks = list[tuple[Task, Settings]]()
+        if self.understood:
+            first = first_look(self.understood)
+            again = self.again(self.understood) or self.once_failed(first)
+            for look in filter(None, (again, first)):
+                tasks += [(task, look) for task in look.tasks]
+        self.workers.ahead.tasks = tasks
+        self.workers.afresh()
 
     def judge_by(self, resolved: Resolved, settings: Settings) -> None:
         """Judge the target up to a few failures, with a progress bar; raises Saved."""
@@ -196,9 +232,20 @@ class Watch:
             if not self.failures:
                 self.tell(line(verdict, self.printer.width))
             self.failing[key] = verdict, self.profile
+            self.lately.pop(verdict.clause, None)
+            self.lately[verdict.clause] = None
         elif key in self.failing and self.profile in (self.failing[key][1], self.settings.profile):
             del self.failing[key]
         self.found[key] = verdict
+
+    def note_case(self, verdict: Verdict) -> None:
+        """Print the first case that fails, before it is made simpler and explained."""
+        if self.is_told or self.failures or not is_failure(verdict):
+            return
+        self.is_told = True
+        said = f"{place(verdict)}: {brief_message(verdict)}"
+        row = in_columns("a case fails", verdict.clause, said)
+        self.tell(wrapped(row, self.printer.width, "", HANGING))
 
     @property
     def failures(self) -> int:
@@ -209,13 +256,14 @@ class Watch:
         """Print what is known so far, and how long after the save."""
         self.printer.line(f"{text}  [{monotonic() - self.begun:.1f} s]")
 
-    def tell_reading(self, resolved: Resolved) -> None:
+    def tell_reading(self, resolved: Resolved, why_declared: str) -> None:
         """Print how the target is understood: all at first, and then what has changed."""
         inference, name = resolved.inference, visible_name(resolved.implementation.name)
         if inference is None:
             if self.rows:
                 said = "not understood as it is now; judged as it was understood before"
-                self.printer.folded(f"{name}: {said}")
+                why = shortened(visible_line(why_declared), LONGEST_REASON)
+                self.printer.folded(f"{name}: {said}\n{INDENT}{why}".rstrip())
             return
         # What is wrong later may not be understood.
         self.declarations[self.target] = inference.declaration
@@ -224,6 +272,10 @@ class Watch:
         if new:
             self.printer.folded(f"{name}, as inferred from the {inference.kind}:")
             self.printer.paragraph(table(new, self.printer.width))
+            if self.is_told:
+                self.printer.folded(
+                    "The case above was judged as the version before was understood."
+                )
 
     def sum_up(self, report: Report, resolved: Resolved) -> None:
         """Print what fails, by cause, and the verdict."""
@@ -237,3 +289,8 @@ class Watch:
         if details:
             self.printer.paragraph("\n".join(details))
         self.printer.paragraph(said)
+
+
+def first_look(settings: Settings) -> Settings:
+    """Return the settings of a first look, in the first dtype."""
+    return replace(settings, profile=FIRST_LOOK, dtypes=settings.dtypes[:1])

@@ -14,7 +14,7 @@ import pickle
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from queue import SimpleQueue
@@ -26,6 +26,11 @@ from mha.implementations.discovery.errors import INTERRUPTED
 from mha.implementations.process.clock import CLOCK
 
 if TYPE_CHECKING:
+    from mha.conformance.engine.found import Request
+    from mha.conformance.engine.search import Failure
+    from mha.conformance.properties.registry import Property
+    from mha.conformance.results import Verdict
+    from mha.conformance.settings import Settings, Task
     from mha.implementations import Resolved
     from mha.implementations.discovery.resolve import Found
 
@@ -108,32 +113,38 @@ def _read(channel: socket.socket, tasks: SimpleQueue[Any]) -> None:
 
 def _judge_what_comes(tasks: SimpleQueue[Any], say: Say) -> None:
     """Find what is to be judged, say what it is, and judge what comes until it ends."""
-    from mha.conformance.engine.judge import judge
     from mha.conformance.harness.isolation import gpu_is_lost
 
-    targets, declarations, is_heard = tasks.get()
-    known = _found(targets, declarations, say, is_heard=is_heard)
+    request = tasks.get()
+    known = _found(request, say)
     if known is None:
         return
     gc.freeze()  # what is loaded stays, and is not searched for garbage again
-    while True:
+    is_lost = False
+    while not is_lost:
         target, task, settings = tasks.get()
-        verdict = judge(known[target], task.clause, task.dtype, task.device, settings)
+        verdict = _judged(known[target], task, settings, say)
         is_lost = gpu_is_lost()
         say({"verdict": asdict(verdict), "lost": is_lost})
-        if is_lost:
-            return
 
 
-def _found(
-    targets: Sequence[str], declarations: Mapping[str, str] | None, say: Say, *, is_heard: bool
-) -> dict[str, Resolved] | None:
+def _judged(resolved: Resolved, task: Task, settings: Settings, say: Say) -> Verdict:
+    """Return the verdict on one clause, and say at once what the first failing case shows."""
+    from mha.conformance.engine.judge import judge, seen_at_once
+    from mha.conformance.engine.search import told_at_once
+
+    def hears(prop: Property, failure: Failure) -> None:
+        name = resolved.implementation.name
+        say({"failing": asdict(seen_at_once(name, task, settings, prop, failure))})
+
+    with told_at_once(hears):
+        return judge(resolved, task.clause, task.dtype, task.device, settings)
+
+
+def _found(request: Request, say: Say) -> dict[str, Resolved] | None:
     """Import all that is judged, in order, and say what it is; return it by the target.
 
     None where it cannot be used, which is said too.
-
-    declarations: see `Workers`.
-    is_heard: whether what it prints meanwhile is shown, as by one of several processes.
     """
     from mha.conformance.engine import subjects
     from mha.conformance.settings import by_name
@@ -146,9 +157,9 @@ def _found(
         loading = target
         say({"finding": target})
 
-    with nullcontext() if is_heard else _muted():
+    with nullcontext() if request.is_heard else _muted():
         try:
-            found = _find(targets, declarations or {}, note)
+            found, why_declared = _find(request, note)
             chosen = by_name(found.resolved)
         except ValueError as error:
             say({"error": str(error)})
@@ -157,7 +168,7 @@ def _found(
             say({"error": f"{loading!r} cannot be used: {INTERRUPTED}"})
             return None
         finally:
-            if is_heard and declarations is not None:
+            if request.is_heard and request.declarations is not None:
                 from mha.conformance.sources import modules_since
 
                 say({"files": modules_since(before)})
@@ -165,29 +176,41 @@ def _found(
         "found": subjects.written(list(chosen.values())),
         "broken": found.broken,
         "notes": list(found.notes),
+        "why_declared": why_declared,
     }
     say(known | {"torch_changes": torch_changes()})
     return {each.target: each for each in found.resolved}
 
 
-def _find(
-    targets: Sequence[str], declarations: Mapping[str, str], note: Callable[[str], None]
-) -> Found:
-    """Return what the targets name; raise ValueError where one cannot be used, as declared either.
+def _find(request: Request, note: Callable[[str], None]) -> tuple[Found, str]:
+    """Return what the targets name, and why they are as declared before, "" where they are not.
 
     note: is given each target before it is imported.
-    """
-    from mha.implementations.discovery.redeclared import resolve_as_declared
-    from mha.implementations.discovery.resolve import Found, find
 
+    Raises ValueError where one cannot be used, as declared before either.
+    """
+    from mha.implementations.discovery.resolve import find
+
+    if request.as_declared:
+        return _as_declared(request), ""
     try:
-        return find(targets, note)
+        return find(request.targets, note), ""
     except ValueError as error:
-        if not all(target in declarations for target in targets):
+        declarations = request.declarations or {}
+        if not all(target in declarations for target in request.targets):
             raise
         with suppress(ValueError):
-            return Found([resolve_as_declared(each, declarations[each]) for each in targets])
+            return _as_declared(request), str(error)
         raise error
+
+
+def _as_declared(request: Request) -> Found:
+    """Return what the targets name, as they were understood before; raise ValueError."""
+    from mha.implementations.discovery.redeclared import resolve_as_declared
+    from mha.implementations.discovery.resolve import Found
+
+    declarations = request.declarations or {}
+    return Found([resolve_as_declared(each, declarations[each]) for each in request.targets])
 
 
 @contextmanager

@@ -15,13 +15,13 @@ from mha.conformance.diagnosis.diagnose import diagnose
 from mha.conformance.diagnosis.steps import first_wrong_step
 from mha.conformance.engine.property_run import run_property
 from mha.conformance.engine.report import not_covered, report_of_run
-from mha.conformance.engine.search import PropertyResult
+from mha.conformance.engine.search import Failure, PropertyResult
 from mha.conformance.engine.verdicts import verdict_of, with_expired
 from mha.conformance.harness.errors import CallRaised, GpuLost
 from mha.conformance.harness.integrity import look_again
 from mha.conformance.harness.isolation import contained, gpu_is_lost, heeding_interrupts
 from mha.conformance.harness.known_bad.advice import fix_of
-from mha.conformance.properties.registry import needs_ranks, properties
+from mha.conformance.properties.registry import Property, needs_ranks, properties
 from mha.conformance.results import Report, Status, Verdict, now
 from mha.conformance.settings import Settings, Task
 from mha.conformance.sharding.gathered import runs_on_ranks_only
@@ -133,6 +133,27 @@ def judge(
             verdict = _judged(verdict, resolved, settings, valid, diagnosed=diagnosed)
     verdict = with_expired(verdict, waivers)
     return replace(verdict, seconds=round(perf_counter() - start, 3))
+
+
+def seen_at_once(
+    name: str, task: Task, settings: Settings, prop: Property, failure: Failure
+) -> Verdict:
+    """Return what a failing case says before it is made simpler and explained.
+
+    The verdict may be another: another clause may explain the failure.
+
+    name: of the implementation.
+    prop, failure: as `told_at_once` gives them.
+    """
+    session, violation = failure
+    return replace(
+        _passed(name, task, settings),
+        status="fail",
+        level=prop.level,
+        required=settings.requires(task.clause, prop.level),
+        message=violation.message,
+        case=repr(session.case),
+    )
 
 
 def _judged(

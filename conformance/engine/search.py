@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -47,6 +49,19 @@ FLAKY = "the same case did not fail every time, so a call depends on earlier cal
 SHRINKING = 100
 
 Failure = tuple[Session, Violation]
+Hears = Callable[[Property, Failure], object]
+# What is given the first failure of a block of `told_at_once`.
+_HEARS = ContextVar[Hears | None]("_HEARS", default=None)
+
+
+@contextmanager
+def told_at_once(hears: Hears) -> Iterator[None]:
+    """Give `hears` the first failure that a search finds, before its case is made simpler."""
+    token = _HEARS.set(hears)
+    try:
+        yield
+    finally:
+        _HEARS.reset(token)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,6 +294,10 @@ class Search:
             self.waived.setdefault(waiver, failure)
         if covering:
             return False
+        hears = _HEARS.get()
+        if hears and self.failure is None:
+            _HEARS.set(None)  # the first one only
+            hears(self.prop, failure)
         self.failure = failure
         self.cases_to_failure = self.cases_to_failure or len(self.cases)
         return True

@@ -11,7 +11,7 @@ import gc
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -20,6 +20,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from mha.conformance.engine import guard
+from mha.conformance.engine.ahead import Ahead
+from mha.conformance.engine.found import Found, Request
 from mha.conformance.engine.watch import Ended, GarbledError, why
 from mha.conformance.project import CALL_TIMEOUT
 
@@ -51,30 +53,6 @@ def cores() -> int:
 def all_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@dataclass(frozen=True)
-class Found:
-    """What the targets name, as `mha.conformance.engine.subjects` has it, by name.
-
-    torch_changes, broken: as of `mha.conformance.results.Report`.
-    notes: a line for each registered implementation that "all" names, and that cannot be used.
-    """
-
-    chosen: dict[str, Resolved]
-    torch_changes: tuple[str, ...]
-    broken: dict[str, str]
-    notes: tuple[str, ...]
-
-    @classmethod
-    def of(cls, message: Mapping[str, Any]) -> Found:
-        """Return what a process has found; raises ValueError for what none says."""
-        from mha.conformance.engine import subjects
-
-        chosen = {each.implementation.name: each for each in subjects.read(message["found"])}
-        changes, notes = map(str, message["torch_changes"]), map(str, message["notes"])
-        broken = {str(name): str(error) for name, error in dict(message["broken"]).items()}
-        return cls(chosen, tuple(changes), broken, tuple(notes))
 
 
 class TimeIsUp(Exception):
@@ -109,9 +87,11 @@ class Workers:
     timeout: in seconds, of a call of what is judged, 0 for none.
     until: when the run is over, by the monotonic clock, 0 for never.
     heard: is given each verdict when it is reached.
+    heard_at_once: is given a failure as soon as a case fails; the verdict may be another.
     between: is called between two looks at the processes; what it raises ends the run.
     declarations: by target, how it was understood before, for where it cannot be inferred again;
         None where nothing is judged again.
+    ahead: judges while the others infer, as `declarations` say, for `heard_at_once`.
     files: those of the user's that were imported, with their places in packages, where it is.
     unread: verdicts that were reached, but not yielded before `judge_all` was closed.
     """
@@ -120,9 +100,11 @@ class Workers:
         self.jobs = max(1, jobs)
         self.timeout, self.until = CALL_TIMEOUT, 0.0
         self.heard: Callable[[Verdict], object] = lambda _: None
+        self.heard_at_once: Callable[[Verdict], object] = lambda _: None
         self.between: Callable[[], object] = lambda: None
         self.files = dict[str, str]()
         self.declarations: dict[str, str] | None = None
+        self.ahead = Ahead()
         self.unread: list[Verdict] = []
         self.members: list[Worker] = []
         self._targets: tuple[str, ...] = ()
@@ -148,8 +130,11 @@ class Workers:
         self._messages.clear()
         self._targets, self._failed_starts = (), 0
         self._start(self.jobs)
+        if self.declarations and self._forks:
+            self.ahead.start(self.members)
 
     def _end_all(self) -> None:
+        self.ahead.end()
         while self.members:
             self.members.pop().end()
 
@@ -161,7 +146,15 @@ class Workers:
         """
         self._targets = tuple(targets)
         for number, worker in enumerate(self.members):
-            worker.send((self._targets, self.declarations, number == 0))
+            worker.send(Request(self._targets, self.declarations, is_heard=number == 0))
+        self.ahead.begin(self._targets, self.declarations or {})
+        try:
+            return self._found()
+        finally:
+            self.ahead.end()
+
+    def _found(self) -> Found:
+        """Wait for what the first process finds; raises as `find` does."""
         while True:
             try:
                 worker, message = self._next()
@@ -296,7 +289,8 @@ class Workers:
     def _look(self) -> None:
         """Queue what the processes have said, and end those whose time is up."""
         self.between()
-        wait([worker.channel for worker in self.members], LOOK)
+        wait([*(worker.channel for worker in self.members), *self.ahead.channels], LOOK)
+        self.ahead.hear(self.heard_at_once)
         for worker in [*self.members]:
             has_ended = worker.has_ended  # asked before what it has said last is read
             try:
@@ -316,10 +310,15 @@ class Workers:
                 worker.end()
 
     def _note_said(self, worker: Worker, messages: Iterable[dict[str, Any]]) -> None:
-        """Queue messages, and note what the process is importing, and has imported."""
+        """Queue messages, and note what the process is importing, has imported, and sees fail."""
+        from mha.conformance.results import read_verdict
+
         for message in messages:
             if "finding" in message:
                 worker.finding = str(message["finding"])
+            elif "failing" in message:
+                with suppress(ValueError):  # of code that has found the channel
+                    self.heard_at_once(read_verdict(message["failing"]))
             elif "files" in message:
                 self.files |= {str(file): str(place) for file, place in message["files"].items()}
             else:
@@ -341,7 +340,7 @@ class Workers:
         self.members += new
         for worker in new:
             if self._targets:
-                worker.send((self._targets, self.declarations, False))
+                worker.send(Request(self._targets, self.declarations))
 
 
 def _verdict_in(message: Message, queue: _Queue, number: int) -> Verdict | None:

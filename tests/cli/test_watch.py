@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from mha.conformance.cli import watched_files
 from mha.conformance.cli.check import CheckOptions, Stop
 from mha.conformance.cli.watch import Saved, Watch
 from mha.conformance.cli.watched_files import WatchedFiles
-from mha.conformance.engine.workers import Found
+from mha.conformance.engine.ahead import Ahead
+from mha.conformance.engine.found import Found
 from mha.conformance.reports.files import LAST
 from mha.conformance.results import Report, Verdict
 from mha.conformance.settings import Settings
@@ -46,6 +48,8 @@ class StubWorkers:
         self.script, self.judged = list(script), list[tuple[str, ...]]()
         self.files, self.declarations = dict[str, str](), dict[str, str]()
         self.failing = set[str]()
+        self.ahead, self.asked = Ahead(), list[list[str]]()
+        self.heard_at_once: Callable[[Verdict], object] = bool
 
     def find(self, targets: object) -> Found:
         """Find the target, or raise what the script does."""
@@ -58,10 +62,14 @@ class StubWorkers:
         self.judged.append((settings.profile, *settings.judged_clauses))
         for clause in settings.judged_clauses:
             status = "fail" if clause in self.failing else "pass"
-            yield verdict("mine", clause, status, message="wrong")
+            found = verdict("mine", clause, status, message="wrong")
+            if status == "fail":
+                self.heard_at_once(replace(found, message="seen"))
+            yield found
 
     def afresh(self) -> None:
-        """Have new processes."""
+        """Have new processes, and note what one would judge while the others infer."""
+        self.asked.append([f"{look.profile} {task.clause}" for task, look in self.ahead.tasks])
 
 
 def failing(*clauses: str) -> Callable[[], set[str]]:
@@ -96,9 +104,15 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def watched(*script: Callable[[], set[str]]) -> tuple[int, list[tuple[str, ...]]]:
     """Return the status, and the looks, where the file is saved after each part of a script."""
+    status, workers = watching(*script)
+    return status, workers.judged
+
+
+def watching(*script: Callable[[], set[str]]) -> tuple[int, StubWorkers]:
+    """Return the status, and the workers at the end."""
     workers: Any = StubWorkers(*script, stopped)
     files = WatchedFiles("mine.py:kernel")
-    return Watch("mine.py:kernel", SETTINGS, OPTIONS, workers, files).run(), workers.judged
+    return Watch("mine.py:kernel", SETTINGS, OPTIONS, workers, files).run(), workers
 
 
 ALL = ("SHP-1", "MSK-1", "CAU-1")
@@ -128,6 +142,27 @@ def test_what_failed_last_is_judged_first_and_said_once(
     # The first failure as soon as it is found, and again in the summary.
     assert [text.count("fail            CAU-1   float32: wrong") for text in runs] == [1, 2, 0, 0]
     assert Report.from_json(LAST.read_text()).conforms
+
+
+def test_a_failing_case_is_told_before_it_is_explained_and_once(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched(failing("MSK-1", "CAU-1"))
+    output = capsys.readouterr().out
+    told, _, rest = output.partition("a case fails    MSK-1   float32: seen  [")
+    assert "fail" not in told
+    assert "a case fails" not in rest
+    assert "fail            MSK-1   float32: wrong  [" in rest
+
+
+def test_what_failed_in_any_version_is_looked_at_first(file: Path) -> None:
+    _, workers = watching(failing("MSK-1", "CAU-1"), failing(), failing())
+    first = ("smoke", *ALL)
+    again, later = ("smoke", "MSK-1", "CAU-1"), [("smoke", "MSK-1", "CAU-1"), first]
+    assert workers.judged == [first, again, first, ("quick", *ALL), *later, ("quick", *ALL)]
+    # And before the next version is understood, as this one was.
+    of_all = [f"smoke {clause}" for clause in ALL]
+    assert workers.asked == [["smoke MSK-1", "smoke CAU-1", *of_all]] * 3
 
 
 def test_a_few_failures_end_a_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,7 +281,7 @@ def test_saves_are_judged_until_the_command_is_stopped(tmp_path: Path) -> None:
         helper.write_text("WIDTH = 0x1\n")  # in the same second, and as long
         output = until("watching")
         assert "helper.py saved\n" in output
-        assert "not understood as it is now; judged as it was understood before\n" in output
+        assert "judged as it was understood before\n    kernel needs a declaration: " in output
         assert "fail            SHP-1" in output.partition("kernel: DOES NOT CONFORM")[0]
         replaced(helper, "WIDTH = (\n")
         assert "(helper.py, line 1)" in until("watching")

@@ -11,7 +11,13 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import Domain
 from mha.conformance.cases.space import CaseSpace
 from mha.conformance.engine.property_run import run_property
-from mha.conformance.engine.search import Budget, PropertyResult, Search
+from mha.conformance.engine.search import (
+    Budget,
+    Failure,
+    PropertyResult,
+    Search,
+    told_at_once,
+)
 from mha.conformance.engine.sensitivity import Outcome, outcome
 from mha.conformance.faults import registry as faults
 from mha.conformance.harness.assertions import assume, expect, expect_close
@@ -290,3 +296,19 @@ def test_long_rows_in_bfloat16_tell_known_bad_answers_apart() -> None:
     assert verdict.status == "pass", verdict.message
     assert verdict.rejections["mean"].rejected
     assert verdict.rejections["lopsided"].rejected
+
+
+def test_the_first_failure_is_told_once_and_before_it_is_made_simpler() -> None:
+    told = list[Case]()
+
+    def hears(prop: Property, failure: Failure) -> None:
+        told.append(failure[0].case)
+
+    prop = made_property(fails_for_three_queries)
+    with told_at_once(hears):
+        search = searched(prop)
+    assert search.failure is not None
+    assert len(told) == 1
+    assert told != [search.failure[0].case]
+    searched(prop)
+    assert len(told) == 1
