@@ -12,7 +12,7 @@ OTHER_DTYPES = "other dtypes"
 class NeedsClaim:
     """A claim is missing.
 
-    field: of `Claims`.
+    field: of `Claims`; or several, with "|" between them, one of which will do.
     value: the one that is needed, if it is not the only other one.
 
     >>> reason = NeedsClaim("masks", '{"float"}')
@@ -30,7 +30,8 @@ class NeedsClaim:
         return cls(field, value)
 
     def __str__(self) -> str:
-        return f"needs the claim {self.field}{'=' if self.value else ''}{self.value}"
+        fields = self.field.replace("|", " or ")
+        return f"needs the claim {fields}{'=' if self.value else ''}{self.value}"
 
     @property
     def topic(self) -> str:

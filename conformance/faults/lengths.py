@@ -111,3 +111,17 @@ class LseAfterTheLengths(Complete):
         if options.key_lengths != self.options.key_lengths:
             allowed, _ = allowed_by(options, scores)
         return super().log_sum_exp(scores, allowed)
+
+
+@fault(
+    "LEN-1",
+    caught_by="what_is_after_a_length_reaches_nothing_beside_options",
+    trigger="lengths and a window, with NaN after a length",
+)
+class ZeroTimesNaNBesideWindow(Complete):
+    """With a window, values after a length are multiplied by weights of zero."""
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        if self.options.window is None:
+            return super().combine(weights, v, allowed)
+        return weights @ v

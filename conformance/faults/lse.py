@@ -10,10 +10,12 @@ from torch import Tensor
 from mha.conformance.faults.base import Complete
 from mha.conformance.faults.fault import fault
 from mha.conformance.faults.variants import WITH_VALUE_WIDTH
+from mha.implementations.formula import allowed_by
 from mha.spec import Lse
 
 WITH_LSE = replace(WITH_VALUE_WIDTH, value_width=False, lse=Lse(gradient=True))
 OF_SCORES = "the_log_sum_exp_is_that_of_the_scores"
+WITH_OPTIONS = "the_log_sum_exp_goes_with_other_options"
 
 
 @fault("LSE-1", claims=WITH_LSE, caught_by=OF_SCORES)
@@ -82,3 +84,55 @@ class LseWithoutTheSink(Complete):
 
     def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return scores.masked_fill(~allowed, -math.inf).logsumexp(-1)
+
+
+@fault("LSE-1", claims=WITH_LSE, caught_by=WITH_OPTIONS, trigger="a cap")
+class LseBeforeTheCap(Complete):
+    """The log-sum-exp is that of the scores before the cap."""
+
+    def cap(self, scores: Tensor, bias: Tensor) -> Tensor:
+        self.uncapped = scores + bias
+        return super().cap(scores, bias)
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().log_sum_exp(self.uncapped, allowed)
+
+
+@fault("LSE-1", claims=WITH_LSE, caught_by=WITH_OPTIONS, trigger="a window")
+class LsePastTheWindow(Complete):
+    """The log-sum-exp is that of all keys, whatever the window is."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        if self.options.window is not None:
+            allowed, _ = allowed_by(self.options.change(window=None), scores)
+        return super().log_sum_exp(scores, allowed)
+
+
+@fault("LSE-1", claims=WITH_LSE, caught_by=WITH_OPTIONS, trigger="slopes")
+class LseWithoutSlopes(Complete):
+    """The log-sum-exp is that of the scores without the bias of the slopes."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        if self.options.alibi is not None:
+            with_slopes = allowed_by(self.options, scores)[1]
+            scores = scores - with_slopes + allowed_by(self.options.change(alibi=None), scores)[1]
+        return super().log_sum_exp(scores, allowed)
+
+
+@fault(
+    "LSE-3",
+    claims=WITH_LSE,
+    caught_by="the_gradient_of_the_log_sum_exp_goes_with_other_options",
+    script_shows=False,
+    trigger="a cap, and a loss of the log-sum-exp",
+)
+class GradientOfLseWithoutTheFactor(Complete):
+    """The gradient of the log-sum-exp lacks the factor 1 - tanh^2 of the cap."""
+
+    def cap(self, scores: Tensor, bias: Tensor) -> Tensor:
+        result = super().cap(scores, bias)
+        self.straight = scores + bias + (result - scores - bias).detach()
+        return result
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().log_sum_exp(self.straight, allowed)

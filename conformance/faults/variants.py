@@ -247,3 +247,19 @@ class OtherColumnsDetached(Complete):
         return super().combine(
             weights, torch.cat([v[..., :width], v[..., width:].detach()], -1), allowed
         )
+
+
+@fault(
+    "VAL-1",
+    claims=WITH_VALUE_WIDTH,
+    caught_by="values_of_their_own_width_go_with_other_options",
+    trigger="grouped heads, with values of a width of their own",
+)
+class OwnWidthTiled(Complete):
+    """Values of a width of their own are tiled for grouped heads instead of repeated."""
+
+    def repeat(self, x: Tensor) -> Tensor:
+        config = self.config
+        if config.d_value is None or x.shape[-1] == config.head_dim:
+            return super().repeat(x)
+        return x.repeat(1, config.n_heads // config.kv_heads, 1, 1)

@@ -23,6 +23,7 @@ from mha.conformance.harness.assertions import assume, expect_close
 from mha.conformance.harness.recording import RecordedOutput
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.domains import NEEDS_OPTIONS
 from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
     expect_gradients,
@@ -111,6 +112,34 @@ def what_is_after_a_length_reaches_nothing(session: Session, case: Case) -> None
     assume_means_known(session, problem)
     garbage = math.nan if case.seed % 3 else torch.finfo(problem.query.dtype).max
     result = session(_spoilt(problem, garbage))
+    expect_own_rows(session, problem, result)
+
+
+@property_of(
+    "LEN-1",
+    replace(
+        OF_ITEMS,
+        windows=(None, (1, 0), (2, 1)),
+        chunks=(None, 2),
+        softcaps=(None, 1.0),
+        sinks=("none", "mixed"),
+        slopes=("none", "mixed"),
+        variants=("plain", "grouped"),
+        layouts=DENSE,
+        dtypes=WIDE_RANGE,
+        min_heads=2,
+    ),
+    needs=("lengths", NEEDS_OPTIONS),
+    requires="LEN-1",
+    must_reject=("ignores_lengths",),
+    max_cases=20,
+    number=7,
+)
+def what_is_after_a_length_reaches_nothing_beside_options(session: Session, case: Case) -> None:
+    """Beside other options, NaN in keys and values after the lengths changes nothing."""
+    problem = case.problem()
+    assume_means_known(session, problem)
+    result = result_together(session, _spoilt(problem, math.nan))
     expect_own_rows(session, problem, result)
 
 

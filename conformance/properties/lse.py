@@ -21,8 +21,10 @@ from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.domains import NEEDS_OPTIONS, SEVERAL_OPTIONS
 from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
+    assume_taken_together,
     has_empty_row,
     input_gradients,
 )
@@ -79,6 +81,32 @@ def _expect_lse(session: Session, problem: Problem) -> None:
     )
 
 
+@property_of(
+    "LSE-1",
+    replace(SEVERAL_OPTIONS, lse=(True,)),
+    needs=("lse", NEEDS_OPTIONS),
+    requires="LSE-1",
+    must_reject=("lopsided", "lse_of_the_rest"),
+    max_cases=24,
+    number=3,
+)
+def the_log_sum_exp_goes_with_other_options(session: Session, case: Case) -> None:
+    """With other options on the scores, the log-sum-exp and the context are within the bound."""
+    problem = case.problem()
+    _assume_lse_determined(session, problem)
+    assume_taken_together(session, problem)
+    _expect_lse(session, problem)
+
+
+def _assume_lse_determined(session: Session, problem: Problem) -> None:
+    """Discard a case whose options leave open what the log-sum-exp is."""
+    declared, options = session.claims.scores.alibi, problem.options
+    from_anywhere = declared is not None and declared.origin == "any"
+    assume(options.alibi is None or not from_anywhere, "slopes may count from any place")
+    keyless = has_empty_row(session, problem.change(sinks=None))
+    assume(options.sinks is None or not keyless, "a row has a sink, and no key")
+
+
 def _reading_of(lse: RecordedTensor, expected: Ball, declared: Lse) -> str:
     """Return in words what a wrong log-sum-exp is instead, where that is known; else ""."""
     natural = expected.mid * declared.log_base
@@ -113,6 +141,11 @@ def the_log_sum_exp_has_its_gradient(session: Session, case: Case) -> None:
     """The gradients of a loss of output and log-sum-exp are within the bound of the oracle's."""
     problem = case.problem()
     assume(not has_empty_row(session, problem), "a row is empty, whose log-sum-exp is infinite")
+    _expect_gradients_with_lse(session, case, problem)
+
+
+def _expect_gradients_with_lse(session: Session, case: Case, problem: Problem) -> None:
+    """Expect the oracle's gradients of a loss of output and log-sum-exp."""
     upstream = session.upstream(problem)
     drawn = torch.randint(-2, 3, problem.shape[:3], generator=case.generator)
     upstream_lse = drawn.to(problem.query.device, torch.float64)
@@ -127,6 +160,26 @@ def the_log_sum_exp_has_its_gradient(session: Session, case: Case) -> None:
         expect_close(
             gradient, expected[name], because="the gradient of a loss of output and log-sum-exp"
         )
+
+
+@property_of(
+    "LSE-3",
+    replace(
+        SEVERAL_OPTIONS, modes=WITH_GRADIENT, dtypes=BOUNDED, need_weights=(False,), lse=(True,)
+    ),
+    needs=("lse.gradient", "gradients", NEEDS_OPTIONS),
+    requires="LSE-1",
+    must_reject=("lopsided", "lse_detached"),
+    max_cases=24,
+    number=2,
+)
+def the_gradient_of_the_log_sum_exp_goes_with_other_options(session: Session, case: Case) -> None:
+    """With other options on the scores, the gradients of such a loss are within the bound."""
+    problem = case.problem()
+    _assume_lse_determined(session, problem)
+    assume(not has_empty_row(session, problem), "a row is empty, whose log-sum-exp is infinite")
+    assume_taken_together(session, problem)
+    _expect_gradients_with_lse(session, case, problem)
 
 
 OF_PARTS = Domain(

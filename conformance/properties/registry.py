@@ -47,8 +47,9 @@ class Property:
     level: that of the clause, unless the property tests a recommendation only.
     domain: the cases it takes.
     module: the name of the module that defines it.
-    needs: the claims it needs, in addition to those of its domain: "field", or "field=value" where
-        several values are possible, or "field=one|other" where one of them will do.
+    needs: the claims it needs, in addition to those of its domain: "field", or "field|other" where
+        one of them will do, or "field=value" where several values are possible, or
+        "field=one|other" where one of these will do.
     requires: the basic clause that must hold for the property to mean anything (see
         `engine.preconditions`).
     must_reject: the known-bad answers of `harness.known_bad` that it must reject, in at least the
@@ -102,9 +103,7 @@ class Property:
 
 def _reason_of(claims: Claims, missing: NeedsClaim) -> Reason:
     """Return why a property is not judged whose need is not met."""
-    claimed: object = claims
-    for part in missing.field.split("."):
-        claimed = getattr(claimed, part, None)
+    claimed = _claimed(claims, missing.field)
     if missing.value == "False" and claimed is True:
         return NotApplicable(f"does not apply: {missing.field} is claimed")
     if "None" in missing.value.split("|"):
@@ -115,20 +114,26 @@ def _reason_of(claims: Claims, missing: NeedsClaim) -> Reason:
     return missing
 
 
+def _claimed(claims: Claims, field: str) -> object:
+    """Return what is claimed of a field, as in "scores.window"; None of a claim not made."""
+    claimed: object = claims
+    for part in field.split("."):
+        claimed = getattr(claimed, part, None)
+    return claimed
+
+
 def is_claimed(claims: Claims, need: str) -> bool:
     """Return whether the claims meet a need of a property.
 
     >>> is_claimed(Claims(composes={"compile"}), "composes=compile")
     True
-    >>> is_claimed(Claims(), "dropout")
-    False
+    >>> is_claimed(Claims(), "dropout"), is_claimed(Claims(), "dropout|cross_attention")
+    (False, True)
     """
-    field, _, values = need.partition("=")
-    claimed: object = claims
-    for part in field.split("."):  # of a claim that is not made, no field is
-        claimed = getattr(claimed, part, None)
+    alternatives, _, values = need.partition("=")
     if not values:
-        return bool(claimed)
+        return any(_claimed(claims, field) for field in alternatives.split("|"))
+    claimed = _claimed(claims, alternatives)
     made = claimed if isinstance(claimed, frozenset) else (claimed,)
     wanted = values.split("|")
     return any(str(value) in wanted for value in made)

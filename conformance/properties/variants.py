@@ -16,6 +16,7 @@ from mha.conformance.cases.transforms import (
     with_other_options,
     with_width,
 )
+from mha.conformance.cases.variants import as_variant
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close
 from mha.conformance.harness.errors import AdapterError, CallRaised
 from mha.conformance.harness.session import Session
@@ -25,6 +26,7 @@ from mha.conformance.properties.support.domains import (
     DROPOUT_SEEDS,
     EVERYDAY_SIZES,
     FEW_QUERIES,
+    SEVERAL_OPTIONS,
 )
 from mha.conformance.properties.support.dropout_statistics import expect_dropped_weights
 from mha.conformance.properties.support.module_life import LIFETIME, expect_lifetime
@@ -32,6 +34,7 @@ from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
     expect_gradients,
     expect_result,
+    expect_together,
 )
 from mha.spec import Problem, Weights
 
@@ -348,3 +351,19 @@ def values_of_their_own_width_match_the_oracle(session: Session, case: Case) -> 
 def values_of_their_own_width_have_gradients(session: Session, case: Case) -> None:
     """The gradients with values of a width of their own are within the bound."""
     expect_gradients(session, case.problem(), None, f"for values of width {case.d_value}")
+
+
+@property_of(
+    "VAL-1",
+    replace(SEVERAL_OPTIONS, variants=("value_width",), inputs=("cross",)),
+    needs="value_width",
+    requires="HED-1",
+    must_reject=DEFECTS,
+    max_cases=24,
+    number=3,
+)
+def values_of_their_own_width_go_with_other_options(session: Session, case: Case) -> None:
+    """Beside grouped heads and options on the scores, contexts match the oracle too."""
+    if session.claims.grouped_query and case.seed % 4:
+        case = as_variant(case, "grouped", session.claims)
+    expect_together(session, case.problem())

@@ -108,3 +108,21 @@ DECODING = Domain(
     need_weights=(False,),
     max_length=65,
 )
+# Calls that say several things about the scores at once, and nothing first.
+SEVERAL_OPTIONS = Domain(
+    masks=COMMON,
+    causal=BOTH,
+    values=MODERATE,
+    windows=(None, (2, 0), (0, 1)),
+    chunks=(None, 2),
+    softcaps=(None, 1.0),
+    sinks=("none", "mixed"),
+    slopes=("none", "mixed"),
+    scales=(None, 2.0),
+    variants=("plain", "grouped"),
+    min_heads=2,
+)
+# What a property needs one of that takes such calls.
+NEEDS_OPTIONS = "|".join(
+    f"scores.{option}" for option in ("scale", "window", "softcap", "sinks", "alibi", "chunk")
+)

@@ -285,6 +285,11 @@ def expect_together(session: Session, problem: Problem) -> None:
     )
 
 
+def assume_taken_together(session: Session, problem: Problem) -> None:
+    """Discard a case whose options on the scores are refused together, or mean nothing exact."""
+    result_together(session, problem)
+
+
 def result_together(session: Session, problem: Problem) -> RecordedOutput:
     """Return the result for several options on the scores; discard those refused together."""
     is_moved = is_moved_by_slopes(session, problem)
