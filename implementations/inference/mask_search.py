@@ -23,7 +23,11 @@ from mha.implementations.inference.mask_effects import (
 )
 from mha.implementations.inference.mask_objects import attribute_read
 from mha.implementations.inference.mask_ranks import find_integers, find_ranks
-from mha.implementations.inference.nearest_masks import Format, nearest_format
+from mha.implementations.inference.nearest_masks import (
+    Format,
+    nearest_format,
+    with_nearest_booleans,
+)
 from mha.implementations.inference.nearest_projections import (
     agree,
     all_with_formula,
@@ -167,7 +171,8 @@ def _with_masks(candidate: Candidate) -> Candidate:
     exact = _exact_format(formats)
     if exact:
         part = _in_part(candidate, formats, exact)
-        return _with_format(candidate, part or _misread(exact) or exact)
+        misread = _misread(exact) or with_nearest_booleans(exact)
+        return _with_format(candidate, part or misread or exact)
     beside = _beside_others(candidate)
     if beside:
         return beside

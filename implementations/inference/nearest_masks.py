@@ -22,6 +22,9 @@ from mha.spec import MaskConvention, Output
 # A format explains nothing that explains fewer of the queries under masks, or of whose reads fewer
 # are allowed.
 LEAST_EXPLAINED, LEAST_READ = 0.05, 0.75
+# Boolean masks are meant to count where they explain so much: added as ones, they explain only the
+# rows of which they hide nothing.
+MEANT = 0.5
 
 
 class Format(NamedTuple):
@@ -85,6 +88,27 @@ def nearest_format(formats: Sequence[Candidate], *, partly: bool = False) -> For
             best = Format(each, conventions, _evidence(each, effect), effect.ignored)
             best_level = level
     return best
+
+
+def with_nearest_booleans(exact: Format) -> Format | None:
+    """Return a format of added masks with the meaning of boolean ones, if most of these have one.
+
+    None if the format is another one, or boolean masks count exactly, or mean nothing.
+
+    exact: a format that explains what masks do.
+    """
+    if exact.conventions != ["additive"] or not exact.candidate.explained:
+        return None
+    plain = exact.candidate.declaring(mask_shape=None, mask_numbers=False, padding=None)
+    unmasked = [plain.call(probe.inputs) for probe in plain.probes]
+    effects = _effects(exact.candidate, unmasked)
+    effects.pop("additive", None)
+    nearest = _nearest(effects)
+    if not nearest or effects[nearest[0]].explained < MEANT:
+        return None
+    share = effects[nearest[0]].explained
+    why = f"assumed: it explains {share:.0%} of the queries under boolean masks, all under others"
+    return Format(exact.candidate, [*nearest, "additive"], why)
 
 
 def _level(masked: Candidate, effect: Effect) -> tuple[bool, float]:

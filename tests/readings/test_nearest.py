@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mha.implementations.inference.infer import infer
+from mha.implementations.inference.kernels import infer_kernel
 from support.judging import expect_fail, expect_pass
 from support.plain import Plain
 from support.readings import evidence, refusal_of
@@ -199,3 +200,28 @@ def test_padding_of_the_first_item_is_judged() -> None:
     assert 'padding="drop"' in result.declaration
     assert evidence(result)["mask"].startswith("assumed: ")
     assert not expect_fail(result, "MSK-6").conforms
+
+
+def with_holes_closed(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
+) -> Tensor:
+    """A boolean mask of padding is read as a number of keys; one that is added counts as it is."""
+    if attn_mask is not None and attn_mask.dtype == torch.bool and attn_mask.shape[-2] == 1:
+        places = torch.arange(key.shape[-2])
+        attn_mask = places < attn_mask.sum(-1, keepdim=True)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask)
+
+
+def added_as_numbers(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
+) -> Tensor:
+    """A boolean mask is added too, as ones and zeros: it means nothing."""
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    return (scores if attn_mask is None else scores + attn_mask).softmax(-1) @ value
+
+
+def test_boolean_masks_that_mostly_count_are_judged_beside_added_ones() -> None:
+    result = infer_kernel(with_holes_closed)
+    assert evidence(result)["mask"].startswith("assumed: ")
+    assert not expect_fail(result.implementation, "MSK-3").conforms
+    assert evidence(infer_kernel(added_as_numbers))["mask"] == "tested"
