@@ -109,3 +109,20 @@ class NoSinkBackwards(Complete):
             share > 0, weights / weights.sum(-1, keepdim=True).clamp(min=1e-30), 0.0
         )
         return plain * share
+
+
+@fault(
+    "SNK-2",
+    caught_by="the_gradient_of_a_sink_goes_with_other_options",
+    script_shows=False,
+    trigger="sinks beside grouped heads, backwards",
+)
+class SinkGradientOfTheLastOfAGroup(Complete):
+    """Of the query heads that share a key, the sink of the last one only has a gradient."""
+
+    def sinks(self, scores: Tensor) -> Tensor | None:
+        given, shared = super().sinks(scores), self.config.n_heads // self.config.kv_heads
+        if given is None:
+            return None
+        is_last = torch.arange(len(given), device=given.device) % shared == shared - 1
+        return torch.where(is_last, given, given.detach())

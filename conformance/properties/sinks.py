@@ -14,14 +14,17 @@ from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.domains import SEVERAL_OPTIONS
 from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
+    assume_taken_together,
     expect_as_without,
     expect_effect,
     expect_gradients,
     expect_result,
     expect_together,
 )
+from mha.spec import Problem
 
 FINITE = ("mixed", "zeros", "high", "low")
 SUNK = Domain(
@@ -114,7 +117,33 @@ def gradients_have_the_sink(session: Session, case: Case) -> None:
 )
 def a_sink_has_its_gradient(session: Session, case: Case) -> None:
     """The gradient of the sinks is within the bound, or sinks that require one are refused."""
+    _expect_gradient_of_sinks(session, case.problem())
+
+
+@property_of(
+    "SNK-2",
+    replace(
+        SEVERAL_OPTIONS,
+        sinks=FINITE,
+        modes=WITH_GRADIENT,
+        dtypes=BOUNDED,
+        need_weights=(False,),
+    ),
+    needs=("scores.sinks", "gradients"),
+    requires="SNK-1",
+    must_reject=("sinks_detached",),
+    max_cases=20,
+    number=3,
+)
+def the_gradient_of_a_sink_goes_with_other_options(session: Session, case: Case) -> None:
+    """Beside other options or grouped heads, the gradient of the sinks is within the bound."""
     problem = case.problem()
+    assume_taken_together(session, problem)
+    _expect_gradient_of_sinks(session, problem)
+
+
+def _expect_gradient_of_sinks(session: Session, problem: Problem) -> None:
+    """Expect the gradient of the sinks, unless sinks that require one are refused."""
     upstream = session.upstream(problem)
     dtype = problem.query.dtype if session.claims.scores.sinks == "input" else torch.float32
     sinks = torch.tensor(
