@@ -252,22 +252,38 @@ def _aligned_apart(
 
 
 def find_scale(candidate: Candidate) -> Candidate:
-    """Claim an explicit scale, if there is a parameter for one that multiplies the scores."""
+    """Claim an explicit scale, if there is a parameter for one that multiplies the scores.
+
+    Where it does so in some calls only, causal ones or others, it is claimed, and fails.
+    """
     names = candidate.names_of("scale")
     if not (candidate.explained and names):
         return candidate
     claimed = candidate.claimed("scores")
     tried = candidate.claiming(scores=replace(claimed, scale="any"))
-    name = names[0]
-    if not _multiplies(tried, 2.0):
+    name, flags = names[0], _causal_flags(tried)
+    scaled = [flag for flag in flags if _multiplies(tried, 2.0, flag)]
+    if not scaled:
         if candidate.declared.takes_in_calls("scale") and _is_ignored(tried):
             return tried.noting("scale", name + NO_EFFECT)
         return candidate
-    takes_any = _multiplies(tried, 0.0) and _multiplies(tried, -1.0)
+    takes_any = all(_multiplies(tried, factor, flag) for factor in (0.0, -1.0) for flag in scaled)
     scores = replace(claimed, scale="any" if takes_any else "positive")
     assert scores.scale
+    evidence = "tested"
+    if scaled == [True]:
+        evidence = "assumed: it does so in causal calls only"
+    elif scaled != flags:
+        evidence = "assumed: it does not in causal calls"
     found = f"{name} multiplies the scores; {RANGES[scores.scale]}"
-    return candidate.claiming(scores=scores).noting("scale", found)
+    return candidate.claiming(scores=scores).noting("scale", found, evidence)
+
+
+def _causal_flags(tried: Candidate) -> list[bool]:
+    """Return the causal flag of plain calls, and the other one, where calls may have it."""
+    if has_causal_calls(tried) and not tried.plainly_causal:
+        return [False, True]
+    return [tried.plainly_causal]
 
 
 def _is_ignored(tried: Candidate) -> bool:
@@ -286,19 +302,13 @@ def _is_ignored(tried: Candidate) -> bool:
     return True
 
 
-def _multiplies(tried: Candidate, factor: float) -> bool:
-    """Return whether calls with the usual scale times a factor give what the formula then does.
-
-    So must causal calls.
-    """
-    formulas = {tried.plainly_causal: tried.formula}
-    if has_causal_calls(tried) and not tried.plainly_causal:
-        formulas[True] = replace(tried.formula, causal=tried.claimed("causal"))
-    usual = tried.formula.scale_for(tried.config.head_dim)
+def _multiplies(tried: Candidate, factor: float, is_causal: bool) -> bool:
+    """Return whether calls with the usual scale times a factor give what the formula then does."""
+    formula = tried.formula
+    if is_causal and not tried.plainly_causal:
+        formula = replace(formula, causal=tried.claimed("causal"))
+    scale = factor * formula.scale_for(tried.config.head_dim)
     inputs = tried.probes[0].inputs
-    for is_causal, formula in formulas.items():
-        result = tried.call(inputs, is_causal=is_causal, scale=factor * usual)
-        expected = replace(formula, options=Options(scale=factor * usual))
-        if result is None or not is_close(result.output, expected(inputs, tried.weights, None)):
-            return False
-    return True
+    result = tried.call(inputs, is_causal=is_causal, scale=scale)
+    expected = replace(formula, options=Options(scale=scale))
+    return result is not None and is_close(result.output, expected(inputs, tried.weights, None))

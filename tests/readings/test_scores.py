@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from mha.conformance.cli.app import app
@@ -58,6 +58,21 @@ def test_scale_without_an_effect_is_claimed_and_fails() -> None:
     inference = infer_kernel(ignores)
     assert "softmax_scale has no effect" in inference.report()
     expect_fail(inference, "EFF-1", "scale")
+
+
+def ignores_if_causal(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, softmax_scale: float | None = None
+) -> Tensor:
+    """A causal call takes the fused path, which is not given the scale."""
+    if is_causal:
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return right(q, k, v, softmax_scale)
+
+
+def test_scale_that_counts_in_some_calls_only_is_claimed_and_fails() -> None:
+    inference = infer_kernel(ignores_if_causal)
+    assert "assumed: it does not in causal calls" in inference.report()
+    assert not expect_fail(inference, "SCL-1").conforms
 
 
 def is_flag(q: Tensor, k: Tensor, v: Tensor, scale: bool = True) -> Tensor:
