@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -227,9 +228,11 @@ class Holder(nn.Module):
 
     decoded: while it decodes, the positions of the keys, (B, 1, S), which end with those of the
         queries; None in other calls, whose positions count from 0.
+    decoding: what decoding calls say about scores.
     """
 
     decoded: Tensor | None = None
+    decoding = Options()
 
     def hold(self, named: Any) -> None:
         """Register copies of tensors, given as pairs of a name and a tensor, as parameters."""
@@ -264,11 +267,23 @@ class Holder(nn.Module):
         earlier = causal_mask(query.shape[1], key.shape[1], "bottom_right", query.device)
         # An item that was not active keeps its position.
         self.decoded = (present.cumsum(1) - 1).mT
+        # The last query is at the last key, whatever the alignment of other calls is.
+        near, _ = _near(self.decoding, earlier, "bottom_right", "signed")
+        mask = present.mT.unsqueeze(1) & earlier & near
+        options = self.decoding.change(mask=mask, window=None, chunk=None)
         try:
-            output: Output = self(query, key, value, mask=present.mT.unsqueeze(1) & earlier)
+            output: Output = self(query, key, value, **options.arguments)
         finally:
             self.decoded = None
         return output.output, cache
+
+    def decoder_with(self, options: Options) -> Any:
+        """Return one that decodes with these options; None if it cannot have them there."""
+        if options.alibi is not None or options.key_lengths is not None:
+            return None
+        other = copy(self)
+        other.decoding = options.change(mask=None, is_causal=False)
+        return other
 
     def positions(self, x: Tensor) -> Tensor:
         """Return the positions of queries or keys (B, heads, length, d_k)."""

@@ -79,7 +79,8 @@ class Attention(Protocol):
 class Decoder(Attention, Protocol):
     """An attention that also decodes position by position, with a cache (clause INC-1).
 
-    The cache holds earlier keys and values.
+    The cache holds earlier keys and values. A method `decoder_with(options)` returns a decoder that
+    has these `Options` in each step, or None; without it, decoding is judged without options.
 
     >>> class MeanOfValues(torch.nn.Module):
     ...     def decode(self, query, key, value, cache=None, active=None):

@@ -39,6 +39,7 @@ MODULES = (
     "composition",
     "configuration",
     "decoding",
+    "decoding_options",
     "directed",
     "directed_variants",
     "dropout",

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.transforms import extra_keys, with_dropout, with_extra
+from mha.conformance.harness.assertions import assume
 from mha.conformance.harness.errors import Discard, Violation
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.support.decoded_sequence import DecodedSequence
 from mha.conformance.properties.support.domains import DECODING
-from mha.spec import Problem
+from mha.spec import Options, Problem
 
 # Long enough to be cut.
 CHUNKS = replace(DECODING, min_L=2, min_S=2)
@@ -45,6 +48,49 @@ def _expect_decoded(session: Session, case: Case, problem: Problem) -> None:
             outputs.append(sequence.decode_position(position))
     for sequence, outputs in zip(sequences, decoded, strict=True):
         sequence.expect_one_pass(torch.cat(outputs, 1))
+
+
+@property_of(
+    "INC-1",
+    replace(
+        DECODING,
+        windows=(None, (2, 0), (0, 0), (5, 0)),
+        chunks=(None, 3),
+        softcaps=(None, 1.0),
+        scales=(None, 2.0),
+        variants=("plain", "grouped"),
+        min_L=3,
+        min_S=3,
+        max_length=17,
+    ),
+    needs=("decodes", "scores.window|scores.chunk|scores.softcap|scores.scale"),
+    requires="HED-1",
+    max_cases=24,
+    number=9,
+)
+def decoding_goes_with_options(session: Session, case: Case) -> None:
+    """Decoding with a window, chunks, a cap or a scale equals one causal pass with it."""
+    problem = case.problem()
+    options = problem.options
+    assume(bool(options.of_scores), "the call has no options")
+    decoder = session.derive(
+        session.built(problem), partial(_decoder_with, options=options), "{}.decoder_with(...)"
+    )
+    assume(decoder.attention is not None, "it decodes without these options only")
+    sequence = DecodedSequence(session, problem, via=decoder)
+    chunks, start = list[Tensor](), 0
+    if session.claims.decodes == "chunks":
+        start = case.seed % case.L
+        if start:
+            chunks.append(sequence.decode_positions(0, start))
+    chunks.append(sequence.decode_rest(start))
+    sequence.expect_one_pass(torch.cat(chunks, 1))
+
+
+def _decoder_with(attention: Any, options: Options) -> Any:
+    """Return a decoder that has options in each step; None if there is none."""
+    make = getattr(attention, "decoder_with", None)
+    return None if make is None else make(options)
 
 
 @property_of(

@@ -15,6 +15,7 @@ from mha.implementations.adapters.loading import (
     layers_of,
     member_at,
 )
+from mha.spec import Config
 
 
 def weight_gradients(
@@ -39,6 +40,22 @@ def weight_gradients(
             if parts and is_asked_for:
                 gradients |= _split(entry, kind, parts, rows)
     return gradients
+
+
+def zero_gradients(rows: Mapping[str, int], config: Config, like: Tensor) -> dict[str, Tensor]:
+    """Return zeros for each weight, as a projection has them that a module lacks.
+
+    rows: as for `weight_gradients`.
+    like: a tensor of their dtype and device.
+    """
+    widths = {"w_k": config.key_width, "w_v": config.value_width, "w_o": config.inner_width}
+    zeros = dict[str, Tensor]()
+    for name, length in rows.items():
+        shape = [length]
+        if name[0] == "w":
+            shape.append(widths.get(name, config.d_model))
+        zeros[name] = like.new_zeros(shape)
+    return zeros
 
 
 def _held_by(target: Any, kind: str) -> dict[str, list[Tensor]]:

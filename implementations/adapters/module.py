@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -31,7 +32,7 @@ from mha.implementations.adapters.construction import (
 from mha.implementations.adapters.constructor_names import without_partial
 from mha.implementations.adapters.converted import converted
 from mha.implementations.adapters.given_configs import with_options
-from mha.implementations.adapters.gradients import gradient_of, weight_gradients
+from mha.implementations.adapters.gradients import gradient_of, weight_gradients, zero_gradients
 from mha.implementations.adapters.kept_caches import cache_of
 from mha.implementations.adapters.loading import (
     ParameterPath,
@@ -280,7 +281,10 @@ class ModuleAttention(nn.Module):
     module: the object that was constructed.
     built_options: what calls say about scores, for which others are constructed.
     project: W_o, if the adapter adds it.
+    decoding: what decoding calls say about scores; see `decoder_with`.
     """
+
+    decoding = Options()
 
     def __init__(
         self,
@@ -349,24 +353,32 @@ class ModuleAttention(nn.Module):
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
         """Call the module's own `decode`, or the module with its cache; see `mha.spec.Decoder`."""
+        called, _ = self._built_for(self.decoding, query)
         if self.adapter.cache is not None:
             inputs = inputs_of(self.adapter.claims, query, key, value)
-            return self._decoded(self.adapter.cache, inputs, *rest, **named)
-        decode: Any = self.module.decode
-        return decode(query, key, value, *rest, **named)
+            return self._decoded(called, self.adapter.cache, inputs, *rest, **named)
+        return cast(Any, called).decode(query, key, value, *rest, **named)
 
-    def _decoded(self, form: CacheForm, inputs: Inputs, cache: Any = None) -> tuple[Any, Any]:
-        """Call the module at the next positions with its cache."""
-        call = self.call
-        assert isinstance(call, CallByName)
+    def decoder_with(self, options: Options) -> ModuleAttention | None:
+        """Return one that decodes with these options; None if no module is built with them."""
+        if self._built_for(options, next(self.module.parameters()))[1].of_scores:
+            return None
+        other = copy(self)
+        other.decoding = options.change(mask=None, is_causal=False)
+        return other
+
+    def _decoded(
+        self, called: nn.Module, form: CacheForm, inputs: Inputs, cache: Any = None
+    ) -> tuple[Any, Any]:
+        """Call a module at the next positions with its cache."""
+        call = cast(CallByName, self.call)
         if self.layout != "b l d":
             inputs = laid_out(self.layout, *inputs)
         if cache is None:
-            cache = form.made(call, self.module, inputs[0])
-        with self.adapter.left_out.during_calls(self.module, inputs[0]):
-            returned, cache = form.called(call, self.module, inputs, cache)
-        output, _ = self._projected(returned)
-        return output, cache
+            cache = form.made(call, called, inputs[0])
+        with self.adapter.left_out.during_calls(called, inputs[0]):
+            returned, cache = form.called(call, called, inputs, cache)
+        return self._projected(returned)[0], cache
 
     def reorder_cache(self, cache: Any, items: Tensor) -> Any:
         """Call the module's own `reorder_cache`; see `mha.spec.CacheEditor`."""
@@ -382,18 +394,9 @@ class ModuleAttention(nn.Module):
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""
-        gradients = weight_gradients(
-            self.module, self.parameter_paths, self.rows, self.config.head_dim
-        )
+        rows, width = self.rows, self.config.head_dim
+        gradients = weight_gradients(self.module, self.parameter_paths, rows, width)
         if self.project is not None:
             for name, held in self.project.named_parameters():
                 gradients[f"{name[0]}_o"] = gradient_of(held)
-        config = self.config
-        width = {"w_k": config.key_width, "w_v": config.value_width, "w_o": config.inner_width}
-        for name, rows in self.rows.items():
-            if name in gradients:
-                continue
-            # Of a projection that the module does not have.
-            shape = (rows, width.get(name, config.d_model)) if name[0] == "w" else (rows,)
-            gradients[name] = next(self.module.parameters()).new_zeros(shape)
-        return gradients
+        return zero_gradients(rows, self.config, next(self.module.parameters())) | gradients
