@@ -16,6 +16,11 @@ from mha.spec import Claims, Options, Scores, causal_mask
 from mha.spec.claims import Alignment
 
 RANGES = {"any": "any number", "positive": "positive numbers"}
+# Of a scale that counts in calls with one causal flag only, by that.
+IN_SOME_CALLS = {
+    False: "assumed: it does not in causal calls",
+    True: "assumed: it does so in causal calls only",
+}
 BY_NAME_ALONE = "assumed by its name: no reading gives what it does"
 
 
@@ -271,10 +276,8 @@ def find_scale(candidate: Candidate) -> Candidate:
     scores = replace(claimed, scale="any" if takes_any else "positive")
     assert scores.scale
     evidence = "tested"
-    if scaled == [True]:
-        evidence = "assumed: it does so in causal calls only"
-    elif scaled != flags:
-        evidence = "assumed: it does not in causal calls"
+    if scaled != flags:
+        evidence = IN_SOME_CALLS[scaled[0]]
     found = f"{name} multiplies the scores; {RANGES[scores.scale]}"
     return candidate.claiming(scores=scores).noting("scale", found, evidence)
 
