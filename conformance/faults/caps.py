@@ -81,21 +81,6 @@ class FactorOfTheCappedScore(Complete):
 
 
 @fault(
-    "GRD-1",
-    caught_by="gradients_go_with_several_options",
-    trigger="a cap and a window, backwards",
-)
-class FactorForgottenBesideWindow(Complete):
-    """The backward pass of a call with a window lacks the factor 1 - tanh^2 of the cap."""
-
-    def cap(self, scores: Tensor, bias: Tensor) -> Tensor:
-        result = super().cap(scores, bias)
-        if self.options.window is None:
-            return result
-        return scores + bias + (result - scores - bias).detach()
-
-
-@fault(
     "CAP-3", caught_by="a_cap_far_above_the_scores_is_right", trigger="a cap far above the scores"
 )
 class LowTangent(Complete):

@@ -10,17 +10,6 @@ from mha.conformance.harness.known_bad.options import moved
 from mha.spec import Options
 
 
-class _OtherOptions(Complete):
-    """A cache of decoding takes other options than a call does."""
-
-    def other(self, options: Options) -> Options:
-        """Return what decoding has of the options of calls."""
-        raise NotImplementedError
-
-    def decoder_with(self, options: Options) -> Any:
-        return super().decoder_with(self.other(options))
-
-
 @fault(
     "INC-1",
     caught_by="decoding_goes_with_options",
@@ -28,13 +17,13 @@ class _OtherOptions(Complete):
     trigger="decoding with a window",
     source="https://github.com/mistralai/mistral-inference/issues/60",
 )
-class WindowOfOneMoreDecoded(_OtherOptions):
+class WindowOfOneMoreDecoded(Complete):
     """Decoding keeps one key more than the window has."""
 
-    def other(self, options: Options) -> Options:
-        if options.window is None:
-            return options
-        return options.change(window=moved(options.window, 1, 0))
+    def decoder_with(self, options: Options) -> Any:
+        if options.window is not None:
+            options = options.change(window=moved(options.window, 1, 0))
+        return super().decoder_with(options)
 
 
 @fault(
@@ -43,8 +32,8 @@ class WindowOfOneMoreDecoded(_OtherOptions):
     script_shows=False,
     trigger="decoding with a cap",
 )
-class UncappedDecoding(_OtherOptions):
+class UncappedDecoding(Complete):
     """The path of decoding knows no cap."""
 
-    def other(self, options: Options) -> Options:
-        return options.change(softcap=None)
+    def decoder_with(self, options: Options) -> Any:
+        return super().decoder_with(options.change(softcap=None))

@@ -69,7 +69,13 @@ class LseOfAnEarlierCall(Complete):
         return self.kept.setdefault(scores.shape, lse)
 
 
-@fault("LSE-3", claims=WITH_LSE, script_shows=False, trigger="a loss of the log-sum-exp")
+@fault(
+    "LSE-3",
+    claims=WITH_LSE,
+    caught_by="the_log_sum_exp_has_its_gradient",
+    script_shows=False,
+    trigger="a loss of the log-sum-exp",
+)
 class GradientOfLseSubtracted(Complete):
     """The gradient of the log-sum-exp has the other sign."""
 

@@ -54,6 +54,7 @@ MODULES = (
     "mask_edges",
     "masks",
     "memory",
+    "options",
     "packing",
     "paths",
     "positions",

@@ -169,33 +169,3 @@ class ScaleDropped(Complete):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         self.options = self.options.change(scale=None)
         return super().score(q, k)
-
-
-@fault(
-    "STA-3",
-    caught_by="options_of_an_earlier_call_are_forgotten",
-    trigger="a second call with another window",
-)
-class WindowOfTheFirstCall(Complete):
-    """The mask of a window is kept by the numbers of queries and keys, whatever the window is."""
-
-    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if options.window is not None:
-            self.kept = getattr(self, "kept", {})
-            lengths = q.shape[2], k.shape[2]
-            options = options.change(window=self.kept.setdefault(lengths, options.window))
-        return super().allow(options, q, k)
-
-
-@fault(
-    "STA-3",
-    caught_by="options_of_an_earlier_call_are_forgotten",
-    trigger="a call without a scale after one with it",
-)
-class ScaleStays(Complete):
-    """A scale that a call gives is that of later calls, too, which give none."""
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        if self.options.scale is not None:
-            self.scale = self.options.scale
-        return super().score(q, k)
