@@ -33,7 +33,12 @@ SOFTCAP_NAMES = listed(
 )
 # The last one is a tile elsewhere.
 CHUNK_NAMES = listed("attention_chunk attention_chunk_size chunk_size")
-SINK_NAMES = listed("sinks s_aux sink learnable_sink attention_sinks head_sink")
+SINK_NAMES = listed(
+    """
+    sinks s_aux sink learnable_sink attention_sinks attention_sink attn_sinks attn_sink head_sink
+    sink_logits
+    """
+)
 SLOPES_NAMES = ("alibi_slopes", "alibi", "slopes")
 # What asks for the log-sum-exp.
 RETURN_LSE_NAMES = listed(

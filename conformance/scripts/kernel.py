@@ -18,6 +18,7 @@ from mha.conformance.scripts.terms import InexpressibleError, made_code
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.kernel import KernelAttention, KernelImplementation
 from mha.implementations.adapters.kernel_axes import function_of
+from mha.implementations.adapters.of_width import OfWidth
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.discovery.resolve import original_of
 from mha.spec.problem import INPUTS
@@ -70,6 +71,10 @@ class KernelWriter(Writer):
     def _made(self) -> list[str]:
         """Return the lines that make the kernel, if it is a module, and set its name."""
         kernel, case = self.adapter.kernel, self.session.case
+        if isinstance(kernel, OfWidth):
+            self.kernel = "kernel"
+            cls = made_code(kernel.constructor, {}, self.imports).removesuffix("()")
+            return [f"kernel = {kernel.code(cls)}"]
         if not isinstance(kernel, nn.Module):
             self.kernel = made_code(kernel, {}, self.imports).removesuffix("()")
             if not self.kernel.isidentifier():

@@ -252,6 +252,7 @@ class CallByName:
             "dropout": 0.0,
             "n_heads": self.n_heads,
             "kv_heads": self.kv_heads,
+            "groups": self.n_heads // self.kv_heads,
             "module": MODULE,
             "start": self.past,
             "batch": sizes[0],

@@ -13,7 +13,7 @@ from mha.implementations.adapters.constructor_names import without_partial
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.discovery.frameworks import HOW_TO_WRAP, framework_of
 from mha.implementations.inference.infer import Inference, infer
-from mha.implementations.inference.kernel_forms import kernel_maker
+from mha.implementations.inference.kernel_forms import kernel_maker, kernel_of_width
 from mha.implementations.inference.kernels import infer_kernel
 
 
@@ -42,6 +42,9 @@ def inference_of(target: str, value: object) -> Inference:
     maker = kernel_maker(value)
     if maker:
         return infer_kernel(value, label, maker)
+    of_width = kernel_of_width(value)
+    if of_width:
+        return infer_kernel(of_width, label)
     return infer(value, label)
 
 

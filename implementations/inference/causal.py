@@ -144,8 +144,8 @@ def _with_alignment(candidate: Candidate) -> Candidate:
 
 def _with_causal_word(candidate: Candidate) -> Candidate:
     """Claim that a word in the place of a mask makes a call causal, if one does."""
-    if not (candidate.is_kernel and candidate.explained):
-        return candidate
+    if not (candidate.is_kernel and candidate.explained) or candidate.declared.mask_required:
+        return candidate  # a mask in each call would hide whether a word is understood
     worded = candidate.declaring(causal_word=CAUSAL_WORD)
     for alignment in ALIGNMENTS:
         if worded.passes(partial(_is_aligned, alignment=alignment)):

@@ -14,6 +14,7 @@ GIVEN = {
     "scale": "1/sqrt(d_k)",
     "dropout": "0.0",
     "kv_heads": "n_kv_heads",
+    "groups": "n_heads / n_kv_heads",
     "module": "an object in evaluation, without groups of heads",
     "start": "0",
     "positions": "None",

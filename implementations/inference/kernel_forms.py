@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial, wraps
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -14,19 +14,33 @@ from mha.implementations.adapters.construction import makes_modules
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES, VARIADIC
 from mha.implementations.adapters.kernel_axes import function_of
 from mha.implementations.adapters.names import NEUTRAL_MEANING, words_of
+from mha.implementations.adapters.of_width import (
+    NO_DROPOUT,
+    ROOT,
+    SCALE,
+    WIDTH,
+    OfWidth,
+)
 from mha.implementations.adapters.packing import packing_names
 from mha.implementations.adapters.signature import input_names, required_inputs
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.declared import Declared, DeclaredKernel
-from mha.implementations.inference.probes import Inputs
+from mha.implementations.inference.probes import CONFIG, Inputs
 from mha.implementations.inference.roles import role_of
 from mha.implementations.process.pristine import as_found
+from mha.spec.option_names import SCALE_NAMES
 
 # How many inputs are one tensor, by the required parameters of a kernel.
 PACKED_INPUTS: dict[tuple[str, ...], str] = {("qkv",): "3"}
 for _query in ("q", "query", "x"):
     PACKED_INPUTS |= {(_query, "kv"): "2", (_query, "key_value"): "2"}
+
+# What a constructor is given by the names of what it requires. The width of values is another one.
+OF_WIDTH = dict.fromkeys(CONSTRUCTOR_NAMES["head_dim"], WIDTH)
+OF_WIDTH |= {"temperature": ROOT} | dict.fromkeys(SCALE_NAMES, SCALE)
+for _name in ("d_v", "dv"):
+    del OF_WIDTH[_name]
 
 
 def kernel_maker(constructor: Callable[..., Any]) -> Callable[[], nn.Module] | None:
@@ -48,6 +62,31 @@ def kernel_maker(constructor: Callable[..., Any]) -> Callable[[], nn.Module] | N
         takes_heads = names or required_names(module) in PACKED_INPUTS
         if takes_heads and not [*module.parameters()]:
             return partial(constructor, **dropout)
+    return None
+
+
+def kernel_of_width(constructor: Callable[..., Any]) -> OfWidth | None:
+    """Return a function for a module of heads whose constructor requires the width of a head.
+
+    A temperature is the root of it, which divides the scores. None for any other class.
+    """
+    if not inspect.isclass(constructor) or makes_modules(constructor):
+        return None
+    given = dict[str, str]()
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if name in CONSTRUCTOR_NAMES["dropout"]:
+            given[name] = NO_DROPOUT
+        elif parameter.default is parameter.empty and parameter.kind not in VARIADIC:
+            if name not in OF_WIDTH:
+                return None
+            given[name] = OF_WIDTH[name]
+    if NO_DROPOUT in given.values() and len({*given.values()}) == 1:
+        return None
+    kernel = OfWidth(cast("type[nn.Module]", constructor), given)
+    with suppress(Exception, SystemExit), as_found():
+        module = kernel.made(CONFIG.head_dim)
+        if given and input_names(kernel.__signature__.parameters) and not [*module.parameters()]:
+            return kernel
     return None
 
 
@@ -76,6 +115,8 @@ def code_of_constructor(declared: Declared) -> str:
     """Return the code of what is judged, by its label: a class, or a kernel that may be made."""
     if isinstance(declared, DeclaredKernel) and declared.made:
         return code_of(declared.made, declared.label)
+    if isinstance(declared.constructor, OfWidth):
+        return declared.constructor.code(declared.label)
     return declared.label
 
 

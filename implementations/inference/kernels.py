@@ -17,6 +17,7 @@ from mha.implementations.adapters.kernel_axes import (
     TOKENS,
     function_of,
 )
+from mha.implementations.adapters.of_width import OfWidth
 from mha.implementations.adapters.packing import packing_names
 from mha.implementations.discovery.errors import ImplementationError
 from mha.implementations.discovery.raised import main_one
@@ -95,7 +96,7 @@ def infer_kernel(
         implementation=declared.implementation(),
         rows=tuple(rows_of_kernel(candidate)),
         declaration=declared.code(code),
-        kind="class" if made else "function",
+        kind="class" if made or isinstance(kernel, OfWidth) else "function",
         not_covered=tuple(unused_options(candidate)),
     )
 

@@ -55,6 +55,15 @@ def test_function_without_words_is_causal_through_its_mask() -> None:
     assert rows["causal"] == "through the mask, aligned top_left"
 
 
+def test_function_that_requires_a_mask_is_not_read_as_taking_words() -> None:
+    def required(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor) -> Tensor:
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(attn_mask, -1e9)
+        return scores.softmax(-1) @ v
+
+    rows = {row.topic: row.finding for row in infer_kernel(required).rows}
+    assert rows["causal"] == "through the mask, aligned top_left"
+
+
 def test_word_needs_a_mask_to_stand_for() -> None:
     with pytest.raises(ImplementationError, match="causal_word='causal' is given in the place"):
         from_kernel(bottom_right, mask=None, causal_word="causal")
