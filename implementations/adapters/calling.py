@@ -12,11 +12,11 @@ from torch.autograd.graph import increment_version
 
 from mha.implementations.adapters.mask_forms import MaskFormat, Sizes, allow_all, shape_mask
 from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING, WIDE_LENGTHS
-from mha.implementations.adapters.outputs import as_output
+from mha.implementations.adapters.outputs import as_output, returned_or_written
 from mha.implementations.adapters.reading import limits
 from mha.implementations.adapters.score_arguments import ScoreArguments
 from mha.implementations.adapters.signature import Signature
-from mha.implementations.adapters.tables import table_of, table_without_rotation
+from mha.implementations.adapters.tables import no_rotation, table_of, table_without_rotation
 from mha.implementations.discovery.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Options, Output, Rotary, causal_mask, join_causal
 from mha.spec.masks import form_of
@@ -181,7 +181,7 @@ class CallByName:
                 )
         arguments.update(self._of_scores(options, query))
         arguments.update(self.more)
-        returned = target(*inputs, **arguments)
+        returned = returned_or_written(target(*inputs, **arguments), arguments)
         if options.mask is not None and versions_of(masks.values()) != versions:
             increment_version(options.mask)  # what was changed in place may be its translation
         shape = self._shape_of_output(query, value) if self.same_shape else None
@@ -242,7 +242,7 @@ class CallByName:
                 layout = self.signature.rotation
                 width = Rotary(part=self.signature.part).width(self.head_dim)
                 return table_without_rotation(name, layout, query, sizes, width)
-            return _no_rotation(name, query)
+            return no_rotation(name, query)
         if name in self.signature.lengths:
             return self._all_lengths(name, query, sizes)
         without = self._score_arguments.without(name, query, self.n_heads)
@@ -257,6 +257,7 @@ class CallByName:
             "start": self.past,
             "batch": sizes[0],
             "places": torch.zeros(sizes[0], sizes[2], dtype=torch.long, device=query.device),
+            "destination": torch.full_like(query, torch.nan),
             "rows": sizes[2],
             "columns": 1,
             "tile": 16,
@@ -382,17 +383,3 @@ def versions_of(tensors: Iterable[Tensor | None]) -> list[int]:
         is_counted = counts and tensor is not None and not tensor.is_inference()
         versions.append(tensor._version if tensor is not None and is_counted else 0)
     return versions
-
-
-def _no_rotation(name: str, query: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-    """Return cosines of 1 or sines of 0, or both, for a parameter of this name.
-
-    Of one element each, they are for any number of positions and any width.
-    """
-    cosines, sines = query.new_ones(1, 1, 1), query.new_zeros(1, 1, 1)
-    meaning = NEUTRAL_MEANING[name]
-    if meaning == "cosines":
-        return cosines
-    if meaning == "sines":
-        return sines
-    return cosines, sines

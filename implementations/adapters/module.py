@@ -296,9 +296,7 @@ class ModuleAttention(nn.Module):
         built_options: BuiltOptions | None = None,
     ) -> None:
         super().__init__()
-        self.module = module
-        self.adapter = adapter
-        self.config = config
+        self.module, self.adapter, self.config = module, adapter, config
         self.parameter_paths = parameters
         self.call = adapter.call
         if isinstance(adapter.call, CallByName):
@@ -320,8 +318,8 @@ class ModuleAttention(nn.Module):
         output, weights = self._projected(as_output(returned, query.shape))
         if self.adapter.weights and options.need_weights:
             weights = attrgetter(self.adapter.weights)(called)
-        weights = per_head(weights, self.adapter.weights_layout, self.config.n_heads)
-        return Output(output, weights)
+        layout, n_heads = self.adapter.weights_layout, self.config.n_heads
+        return Output(output, per_head(weights, layout, n_heads))
 
     def _projected(self, returned: Output) -> tuple[Any, Any]:
         """Return output and weights, the output with the axes and the W_o of the contract."""

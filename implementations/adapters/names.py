@@ -121,6 +121,7 @@ OPTION_NAMES = {
 }
 # Of a mask of keys, beside another one; the last two only if no other name of padding is there.
 PADDING_NAMES = (*KEY_MASK_NAMES, "mask", "attention_mask")
+DESTINATION_NAMES = ("out", "output", "o")
 # What a function is given where it has no default, and what says the same as the contract. The
 # others get None.
 NEUTRAL_NAMES = {
@@ -145,6 +146,8 @@ NEUTRAL_NAMES = {
     "table": ("rope",),
     "cache": ("kv_cache",),
     "batch": ("batch_size", "bsz"),
+    # Of a tensor that the context is written to; NaN before.
+    "destination": DESTINATION_NAMES,
     # None for none.
     "window": ("window_size", "sliding_window", "window"),
     "tile": listed(

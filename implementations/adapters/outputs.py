@@ -12,6 +12,7 @@ import torch
 from einops import EinopsError, rearrange
 from torch import Tensor
 
+from mha.implementations.adapters.names import DESTINATION_NAMES
 from mha.spec import Lse, Output
 
 
@@ -104,3 +105,11 @@ def _held(returned: Any) -> Collection[Any]:
     if isinstance(returned, SimpleNamespace):
         return vars(returned).values()
     return returned if isinstance(returned, (tuple, list)) else ()
+
+
+def returned_or_written(returned: Any, arguments: Mapping[str, Any]) -> Any:
+    """Return what a function returns, or the tensor that it was given to write to."""
+    if returned is not None:
+        return returned
+    written = [arguments[name] for name in DESTINATION_NAMES if name in arguments]
+    return written[0] if written else None

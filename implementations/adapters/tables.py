@@ -108,6 +108,20 @@ def table_without_rotation(name: str, layout: str, query: Tensor, sizes: Sizes, 
     return _table(name, angles, Rotary(), layout, query, batch)
 
 
+def no_rotation(name: str, query: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    """Return cosines of 1 or sines of 0, or both, for a parameter of this name.
+
+    Of one element each, they are for any number of positions and any width.
+    """
+    cosines, sines = query.new_ones(1, 1, 1), query.new_zeros(1, 1, 1)
+    meaning = NEUTRAL_MEANING[name]
+    if meaning == "cosines":
+        return cosines
+    if meaning == "sines":
+        return sines
+    return cosines, sines
+
+
 def _table(
     name: str, angles: Tensor, rotary: Rotary, layout: str, query: Tensor, batch: int
 ) -> Any:

@@ -22,6 +22,7 @@ GIVEN = {
     "places": "0 for each",
     "cache": "None",
     "batch": "B",
+    "destination": "a tensor of NaN to write to",
     "window": "None",
     "rows": "L",
     "columns": "1",

@@ -68,26 +68,36 @@ def kernel_maker(constructor: Callable[..., Any]) -> Callable[[], nn.Module] | N
 def kernel_of_width(constructor: Callable[..., Any]) -> OfWidth | None:
     """Return a function for a module of heads whose constructor requires the width of a head.
 
-    A temperature is the root of it, which divides the scores. None for any other class.
+    None for any other class.
     """
     if not inspect.isclass(constructor) or makes_modules(constructor):
         return None
-    given = dict[str, str]()
-    for name, parameter in inspect.signature(constructor).parameters.items():
-        if name in CONSTRUCTOR_NAMES["dropout"]:
-            given[name] = NO_DROPOUT
-        elif parameter.default is parameter.empty and parameter.kind not in VARIADIC:
-            if name not in OF_WIDTH:
-                return None
-            given[name] = OF_WIDTH[name]
-    if NO_DROPOUT in given.values() and len({*given.values()}) == 1:
+    given = _given_for_width(constructor)
+    if {*given.values()} <= {NO_DROPOUT}:
         return None
     kernel = OfWidth(cast("type[nn.Module]", constructor), given)
     with suppress(Exception, SystemExit), as_found():
         module = kernel.made(CONFIG.head_dim)
-        if given and input_names(kernel.__signature__.parameters) and not [*module.parameters()]:
+        if input_names(kernel.__signature__.parameters) and not [*module.parameters()]:
             return kernel
     return None
+
+
+def _given_for_width(constructor: Callable[..., Any]) -> dict[str, str]:
+    """Return what a constructor is given by the width of a head; nothing if it requires more.
+
+    A temperature is the root of the width, which divides the scores.
+    """
+    given = dict[str, str]()
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        is_required = parameter.default is parameter.empty and parameter.kind not in VARIADIC
+        if name in CONSTRUCTOR_NAMES["dropout"]:
+            given[name] = NO_DROPOUT
+        elif is_required and name in OF_WIDTH:
+            given[name] = OF_WIDTH[name]
+        elif is_required:
+            return {}
+    return given
 
 
 def results_of(candidate: Candidate, inputs: Inputs, **options: Any) -> list[Any]:

@@ -132,6 +132,25 @@ def test_float16_is_claimed_only_where_scores_survive_what_stands_for_no_cap(
     assert ("float16" in found.implementation.claims.dtypes) is is_claimed
 
 
+def test_how_many_queries_share_a_key_head_is_given_by_its_name() -> None:
+    def grouped(q: Tensor, k: Tensor, v: Tensor, n_rep: int) -> Tensor:
+        k, v = (x.repeat_interleave(n_rep, 1) for x in (k, v))
+        return attend(scores_of(q, k), v)
+
+    assert infer_kernel(grouped).implementation.claims.grouped_query
+
+
+def test_what_is_written_to_a_given_tensor_is_the_context() -> None:
+    def written(q: Tensor, k: Tensor, v: Tensor, o: Tensor, sm_scale: float) -> None:
+        o.copy_(attend(q @ k.mT * sm_scale, v))
+
+    found = infer_kernel(written)
+
+    given = [row.finding for row in found.rows if row.topic == "given"]
+    assert given == ["o=a tensor of NaN to write to, sm_scale=1/sqrt(d_k)"]
+    assert found.implementation.claims.scores == Scores(scale="any")
+
+
 def test_a_bias_is_read_that_is_added_to_scores_of_float32() -> None:
     def cudnn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
         scores = scores_of(q.float(), k.float())
