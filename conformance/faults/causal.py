@@ -122,6 +122,18 @@ class CausalFromTheLeft(Complete):
 
 
 @fault(
+    "CAU-3",
+    trigger="L = 1, S > 1, causal",
+    source="https://github.com/huggingface/transformers/blob/main/src/transformers/integrations/sdpa_attention.py",
+)
+class OneQueryNotCausal(Complete):
+    """A single query sees every key in a causal call, although top-left is declared."""
+
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(options.change(is_causal=options.is_causal and q.shape[2] > 1), q, k)
+
+
+@fault(
     "CAU-4",
     trigger="causal, with a mask",
     source="https://github.com/huggingface/transformers/pull/41966",

@@ -106,6 +106,7 @@ EXPECTED: dict[str, str] = {
     "OddWidth": "the last column of a head of odd width",
     "OneHeadLeftOut": "the last head is left out",
     "OneHeadNotProjected": UNPROJECTED,
+    "OneQueryNotCausal": NOT_CAUSAL,
     "OutputBiasDropped": "the bias of the output projection is missing",
     "OutputWeightForgottenInHalf": "no gradient reaches any input or weight",
     "OutputNotProjected": UNPROJECTED,

@@ -220,6 +220,8 @@ def causal() -> Iterator[Defect]:
         "the causal flag is ignored",
         allow=_with_causal(lambda self, L, S: torch.ones(L, S).bool()),
     )
+    text = "the causal flag is ignored where there is one query, as in decoding"
+    yield defect("not_causal_alone", text, allow=_with_causal(_of_several_queries))
     shifts = {
         1: "a query sees one key too many",
         -1: "a query does not see the key at its own position",
@@ -264,6 +266,12 @@ def _shifted(offset: int, *, other_end: bool = False) -> Visible:
         return torch.ones(queries, keys).tril(base + offset).bool()
 
     return visible
+
+
+def _of_several_queries(self: TextbookAttention, queries: int, keys: int) -> Tensor:
+    if queries == 1:
+        return torch.ones(queries, keys).bool()
+    return _shifted(0)(self, queries, keys)
 
 
 def _reversed(visible: Visible) -> Visible:
