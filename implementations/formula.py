@@ -67,9 +67,11 @@ def normed(x: Tensor, norm: QkNorm, weight: Tensor | None) -> Tensor:
     if norm.kind == "layer":
         x = x - x.mean(axes, keepdim=True)
     squares = x.square()
-    if norm.kind == "l2":
+    if norm.kind in ("l2", "unit_rms"):
         length = squares.sum(axes, keepdim=True).sqrt()
         x = x / length.clamp(min=norm.eps_for(x.dtype) ** 0.5)
+        if norm.kind == "unit_rms":
+            x = x * math.prod(x.shape[axis] for axis in axes) ** 0.5
     else:
         x = x * (squares.mean(axes, keepdim=True) + norm.eps_for(x.dtype)).rsqrt()
     if weight is None or norm.weight is None:

@@ -8,6 +8,7 @@ products that each one adds. What they are for: `mha.spec.directed`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -146,6 +147,9 @@ class Noted:
             self.places[f"centred {self.name}"].own += 4 * units.accumulate * size
         self._store("normed", copies_of(y), (y, 1.0))
         self.places[f"normed {self.name}"].own += 4 * units.accumulate * y.abs()
+        if step.norm.kind == "unit_rms":  # before the product with the root of the width
+            root = math.sqrt(terms)
+            self._store("normed", copies_of(y), (y / root, 1 / root))
         if step.weight is not None:
             h, weight = c / r, step.weight
             scale = torch.where(weight == 0, 1.0, weight).expand_as(h)

@@ -15,7 +15,8 @@ is exact, not first order. What its own steps add is relative. mean(c^2) is off 
 rho = 3 gamma(n + 3) mean(x^2) / r-^2 (+) 4 u_s, which covers the difference mean(x^2) - mean(x)^2,
 squares and means that are stored, and the eps; 1 / r by 1 / sqrt(1 - rho) - 1; then the quotient,
 1 + g, and two products are rounded, and stored. For a norm of kind "l2", sums stand for the means
-of squares and products everywhere, and rms(dx) is the length of dx.
+of squares and products everywhere, and rms(dx) is the length of dx. For "unit_rms", 1 / r is the
+product of two numbers that are rounded, and stored.
 
 Backward. With h = c / r and the gradient dy of y,
 
@@ -44,6 +45,8 @@ from mha.spec.rotation import Rotation, Sized
 from mha.spec.rounding import Rounding
 from mha.spec.units import Units, units_of
 
+# The norms by a length that has a least value.
+CLAMPED = ("l2", "unit_rms")
 # How often a term of a gradient of a norm may be stored: autograd takes each operation on its own.
 STEPS = 10
 
@@ -112,16 +115,22 @@ class Norm:
     def root(self, x: Tensor) -> Tensor:
         """Return r of exact numbers."""
         total = self.total(self.centred(x).square())
-        if self.norm.kind == "l2":
-            return total.sqrt().clamp(min=math.sqrt(self.eps))
+        if self.norm.kind in CLAMPED:
+            return total.clamp(min=self._least(x)).sqrt()
         return (total + self.eps).sqrt()
+
+    def _least(self, x: Tensor) -> float:
+        """Return the least square of r."""
+        if self.norm.kind == "unit_rms":
+            return self.eps / self.terms(x)
+        return self.eps
 
     def follows(self, x: Tensor) -> Tensor | float:
         """Return 1 where r changes with the numbers, and 0 where it is the least length, which does
         not.
         """
-        if self.norm.kind == "l2":
-            return (self.total(x.square()) > self.eps).to(x)
+        if self.norm.kind in CLAMPED:
+            return (self.total(x.square()) > self._least(x)).to(x)
         return 1.0
 
     def centred(self, x: Tensor) -> Tensor:
@@ -138,7 +147,8 @@ class Norm:
         units, terms = self.units, self.terms(x.mid)
         c, r = self.centred(x.mid), self.root(x.mid)
         moved = self.total(x.rad.square()).sqrt()
-        least = torch.maximum(r - moved, r.new_tensor(math.sqrt(self.eps))) * (1 - 2**-40)
+        least = torch.maximum(r - moved, r.new_tensor(math.sqrt(self._least(x.mid))))
+        least = least * (1 - 2**-40)
         d_c = x.rad
         if self.norm.kind == "layer":
             # The mean, the difference, and both of them divided apart
@@ -158,7 +168,10 @@ class Norm:
             rho = rho.masked_fill(overflows, 1.0)
         inverse = (1 - rho).clamp(min=0.0).rsqrt() - 1
         # the root, its inverse or the division, each stored
-        inverse = inverse + (inverse + 1) * (2 * units.store + 8 * units.accumulate)
+        stores = 2
+        if self.norm.kind == "unit_rms":  # and the product with the root of the width
+            stores += 1
+        inverse = inverse + (inverse + 1) * (stores * units.store + 8 * units.accumulate)
         h = c / r
         rad = (d_c + h.abs() * moved) / least
         rad = rad + inverse.nan_to_num(nan=float("inf")) * (h.abs() + rad)

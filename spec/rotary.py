@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Pairs = Literal["half", "interleaved"]
 Tables = Literal["inside", "given"]
 Direction = Literal["forward", "backward"]
-NormKind = Literal["rms", "layer", "l2"]
+NormKind = Literal["rms", "layer", "l2", "unit_rms"]
 NormAxes = Literal["head", "width"]
 NormWeight = Literal["scale", "offset"]
 # Of a part of the columns of a head that is rotated: parts of models are a half, a quarter, 0.4.
@@ -93,12 +93,13 @@ class QkNorm:
     """Queries and keys are divided by a norm after their projections (clause QKN-1).
 
     kind: "rms", x / sqrt(mean(x^2) + eps); "layer", the same with x less its mean; "l2",
-        x / sqrt(max(sum(x^2), eps)), so that scores are cosines.
+        x / sqrt(max(sum(x^2), eps)), so that scores are cosines; "unit_rms", that times the root of
+        the number of columns.
     over: the columns of each "head" on its own, or the whole "width" of all heads.
     before_rotary: whether it comes before a rotation, or after it.
     eps: what is added to the mean of squares; None for 2 u of the dtype, or of float32 in half
-        precision, as in `torch.nn.functional.rms_norm` by default. Of "l2", the least sum of
-        squares: 1e-24 for the 1e-12 of `torch.nn.functional.normalize`.
+        precision, as in `torch.nn.functional.rms_norm` by default. Of "l2" and "unit_rms", the
+        least sum of squares: 1e-24 for the 1e-12 of `torch.nn.functional.normalize`.
     weight: columns are then multiplied by a weight ("scale"), by 1 more than a weight ("offset"),
         as in Gemma, or not (None). It is one for all heads where the norm is over each head. A
         bias of a layer norm is zero.

@@ -41,7 +41,11 @@ from mha.spec import Config, QkNorm, Rotary
 EPSILONS = (1e-6, 1e-5, 1e-8, 1e-12, None)
 EPS_WORDS = {"eps", "epsilon"}
 # As in `torch.nn.functional.normalize`, which does not divide by less than 1e-12.
-LENGTHS_OF_ONE = tuple(QkNorm("l2", "head", before, 1e-24, None) for before in (True, False))
+LEAST_SQUARES = 1e-24
+LENGTHS_OF_ONE = tuple(
+    QkNorm("l2", "head", before, LEAST_SQUARES, None) for before in (True, False)
+)
+UNIT_RMS = "length, times the root of the width,"
 LARGEST_EXPONENT = 20.0
 # The words for queries and keys in names of norms.
 ROLE_WORDS = {"q": {"q", "query"}, "k": {"k", "key"}}
@@ -253,7 +257,7 @@ def words_of_norm(norm: QkNorm) -> str:
     >>> words_of_norm(QkNorm(weight=None))
     'queries and keys, root mean square of each head, eps 1e-06'
     """
-    kinds = {"rms": "root mean square", "layer": "layer norm", "l2": "length"}
+    kinds = {"rms": "root mean square", "layer": "layer norm", "l2": "length", "unit_rms": UNIT_RMS}
     kind = kinds[norm.kind]
     whose = "of each head" if norm.over == "head" else "of all heads"
     said = ["queries and keys", f"{kind} {whose}"]
@@ -270,12 +274,15 @@ def _with_eps(candidate: Candidate, module: nn.Module) -> Candidate:
     norm = candidate.formula.norm
     if norm is None:
         return candidate
-    errors = dict[float | None, float]()
-    for eps in (norm.eps, *_epsilons(module)):
-        formula = replace(candidate.formula, norm=replace(norm, eps=eps))
-        errors[eps] = max(_error(candidate.trying(special=case), formula) for case in SMALL_HEADS)
-    best = min(errors, key=lambda eps: errors[eps])
-    return _with_formula(candidate, replace(candidate.formula, norm=replace(norm, eps=best)))
+    tried = [replace(norm, eps=eps) for eps in (norm.eps, *_epsilons(module))]
+    if norm.kind == "rms":
+        tried.append(replace(norm, kind="unit_rms", eps=LEAST_SQUARES))
+    errors = dict[QkNorm, float]()
+    for each in tried:
+        formula = replace(candidate.formula, norm=each)
+        errors[each] = max(_error(candidate.trying(special=case), formula) for case in SMALL_HEADS)
+    best = min(errors, key=lambda each: errors[each])
+    return _with_formula(candidate, replace(candidate.formula, norm=best))
 
 
 def _epsilons(module: nn.Module) -> list[float | None]:

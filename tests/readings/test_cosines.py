@@ -39,6 +39,26 @@ class Cosines(nn.Module):
         return output
 
 
+class TimesRoot(Cosines):
+    """As in x-transformers: each head has a root mean square of 1, without an eps."""
+
+    def scale(self) -> Tensor:
+        root: Tensor = self.logit_scale.new_tensor(CONFIG.head_dim).sqrt()
+        return root
+
+
+def test_norms_without_an_eps_are_read_as_such() -> None:
+    module = TimesRoot(CONFIG.d_model, CONFIG.n_heads)
+    del module.logit_scale
+    module.logit_scale = torch.zeros(())
+    parameters = {"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "o"}
+    claims = {"causal": None, "cross_attention": False}
+    declared = Declared(TimesRoot, "TimesRoot", parameters=dict(parameters), claims=claims)
+    arguments = {"d_model": "d_model", "n_heads": "n_heads"}
+    (found,) = with_changed_heads([Candidate(declared, arguments=arguments)], module)
+    assert found.claims["qk_norm"] == QkNorm("unit_rms", eps=1e-24, weight=None)
+
+
 class Temperature(Cosines):
     """The inverse of a scale is learned."""
 

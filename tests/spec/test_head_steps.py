@@ -40,6 +40,8 @@ CHANGES: list[dict[str, Any]] = [
     {"rotary": replace(HALVES, direction="backward"), "qk_norm": QkNorm(weight=None)},
     {"qk_norm": QkNorm("layer", eps=1e-5)},
     {"qk_norm": QkNorm("l2", eps=1e-24, weight=None), "rotary": NEIGHBOURS},
+    {"qk_norm": QkNorm("unit_rms", eps=1e-24, weight=None), "rotary": NEIGHBOURS},
+    {"qk_norm": QkNorm("unit_rms", "width", eps=1e-24), "rotary": HALVES},
     {"qk_norm": QkNorm("layer", "width", weight="offset"), "rotary": NEIGHBOURS},
     {"qk_norm": QkNorm("rms", "width"), "rotary": HALVES},
     {"qk_norm": QkNorm("rms", before_rotary=False), "rotary": HALVES},
@@ -77,6 +79,9 @@ def divided(x: Tensor, norm: QkNorm, weight: Tensor | None) -> Tensor:
         scale = 1 + weight
     if norm.kind == "l2":
         x = F.normalize(x, dim=-1)
+    elif norm.kind == "unit_rms":
+        x = F.normalize(x, dim=-1) * x.shape[-1] ** 0.5
+        x = x if scale is None else x * scale
     elif norm.kind == "rms":
         x = F.rms_norm(x, x.shape[-1:], scale, norm.eps_for(x.dtype))
     else:
