@@ -45,7 +45,6 @@ LEAST_SQUARES = 1e-24
 LENGTHS_OF_ONE = tuple(
     QkNorm("l2", "head", before, LEAST_SQUARES, None) for before in (True, False)
 )
-UNIT_RMS = "length, times the root of the width,"
 LARGEST_EXPONENT = 20.0
 # The words for queries and keys in names of norms.
 ROLE_WORDS = {"q": {"q", "query"}, "k": {"k", "key"}}
@@ -257,10 +256,12 @@ def words_of_norm(norm: QkNorm) -> str:
     >>> words_of_norm(QkNorm(weight=None))
     'queries and keys, root mean square of each head, eps 1e-06'
     """
-    kinds = {"rms": "root mean square", "layer": "layer norm", "l2": "length", "unit_rms": UNIT_RMS}
+    kinds = {"rms": "root mean square", "layer": "layer norm", "l2": "length", "unit_rms": "length"}
     kind = kinds[norm.kind]
     whose = "of each head" if norm.over == "head" else "of all heads"
     said = ["queries and keys", f"{kind} {whose}"]
+    if norm.kind == "unit_rms":
+        said.append("times the root of the width")
     if not norm.before_rotary:
         said.append("after the rotation")
     if norm.weight == "offset":

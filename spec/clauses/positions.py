@@ -56,7 +56,8 @@ CLAUSES: tuple[Clause, ...] = (
             "Qwen3, Gemma 3 and ViT-22B norm each head, OLMo 2 and Chameleon's first layers the"
             " whole width. Gemma multiplies by 1 + weight. Most norm before they rotate; nanochat"
             " norms afterwards, and has no weight. Swin V2 divides by the length, and learns a"
-            " scale."
+            " scale; x-transformers' qk_rmsnorm divides by it, and multiplies by the root of the"
+            " width, without an eps."
         ),
         violation="`norm(q)` before the heads are split, with the weight of one head: no error.",
         fix="Norm the axis that is declared, in float32, with eps inside of the root.",
