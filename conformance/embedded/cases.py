@@ -16,6 +16,8 @@ from mha.spec.scores import Bounds, Options
 
 # Keys that a mask of a kind allows: of all places (L, S), from the place of each query.
 TILE = 64
+# Masks that are added to the scores.
+ADDED = ("bias", "heads", "empty item")
 # Sinks of a head, from a number in [-3, 3].
 SINKS = {"zero": 0.0, "high": 20.0, "low": -20.0, "none": -math.inf}
 
@@ -51,12 +53,18 @@ class KernelCase:
     values: a name in `mha.conformance.embedded.case_values`.
     causal, scale, window, chunk, softcap: as in `mha.spec.Options`.
     alignment: of causal mask, window and chunks.
-    mask: "none", "padding" (the last keys of each item), "random" (for each item and query), "rows"
-        (as random, and some rows without a key), "first" (all of the first tile of keys), "bias"
-        (added, with -infinity), or "heads" (added, and different for each head).
+    mask: "none", "padding" (hides the last keys of each item), "sorted" (as padding, and the first
+        item has none), "random" (for each item and query), "rows" (as random, and some rows without
+        a key), "first" (hides all of the first tile of keys), "each head" (for each item, head and
+        query), "whole heads" (hides all keys from every second head), "bias" (added, with
+        -infinity), "heads" (added, and different for each head), or "empty item" (added, and hides
+        all keys of the last item).
+    mask_once: the axes of (B, H, L, S) in which the mask has the size 1, and is broadcast.
+    mask_rank: of how many dimensions the mask is; those in front are left out.
     sinks: "" for none, a name in `SINKS`, or "mixed" for all of them.
     slopes: whether there are slopes of ALiBi.
     lse: whether the log-sum-exp is asked for.
+    no_grad: whether the call is made without gradients, as in inference.
     expanded: key and value are one item's, expanded over the batch.
     strided: the columns of a head are some of longer rows in memory, as in a packed projection.
     seed: of all random numbers.
@@ -82,6 +90,8 @@ class KernelCase:
     causal: bool = False
     alignment: str = "top_left"
     mask: str = "none"
+    mask_once: tuple[int, ...] = ()
+    mask_rank: int = 4
     window: Bounds | None = None
     chunk: int | None = None
     scale: float | None = None
@@ -89,6 +99,7 @@ class KernelCase:
     sinks: str = ""
     slopes: bool = False
     lse: bool = False
+    no_grad: bool = False
     expanded: bool = False
     strided: bool = False
     seed: int = 0
@@ -105,6 +116,11 @@ class KernelCase:
     def kv_heads(self) -> int:
         """How many key heads there are."""
         return self.H_kv or self.H
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Whether the call may raise: for inputs that are not dense, or a mask of one key."""
+        return self.expanded or self.strided or 3 in self.mask_once
 
     def build(self, device: torch.device | str = "cpu", usual_scale: float = 0.0) -> BuiltCase:
         """Make the tensors of the call, the same on every device.
@@ -197,26 +213,44 @@ class KernelCase:
         )
 
     def _mask(self, generator: torch.Generator) -> Tensor | None:
-        """Return the mask of the call, (B, 1 or H, L, S)."""
+        """Return the mask of the call, (B, 1 or H, L, S) without what is broadcast."""
         if self.mask == "none":
             return None
-        heads = self.H if self.mask == "heads" else 1
-        shape = (self.B, heads, self.L, self.S)
-        draws = torch.rand(shape, generator=generator, dtype=torch.float64)
-        keys = torch.arange(self.S)
-        if self.mask == "padding":
-            # A key of the first item is hidden, and a third of them more of each next one.
-            step = max(1, self.S // 3)
-            lengths = self.S - 1 - torch.arange(self.B) * step % max(1, self.S - 1)
-            return (keys < lengths.view(-1, 1, 1, 1)).expand(shape).clone()
+        make = self._added_mask if self.mask in ADDED else self._boolean_mask
+        mask = make(generator)
+        for axis in self.mask_once:
+            mask = mask.narrow(axis, 0, 1)
+        return mask.reshape(mask.shape[4 - self.mask_rank :]).clone()
+
+    def _boolean_mask(self, generator: torch.Generator) -> Tensor:
+        """Return a mask that is True where a query may attend."""
+        shape, keys = (self.B, 1, self.L, self.S), torch.arange(self.S)
+        if self.mask in ("padding", "sorted"):
+            # A third of the keys more are hidden of each next item; of the first one, one or none.
+            step, longest = max(1, self.S // 3), self.S - (self.mask == "padding")
+            lengths = longest - torch.arange(self.B) * step % max(1, self.S - 1)
+            return (keys < lengths.view(-1, 1, 1, 1)).expand(shape)
         if self.mask == "first":
-            return (keys >= TILE).expand(shape).clone()
-        allowed = draws < 0.7
-        # Every row keeps the first key, which a causal mask keeps too.
-        allowed[..., 0] = True
+            return (keys >= TILE).expand(shape)
+        if self.mask == "whole heads":
+            shown = torch.arange(self.H) % 2 == 0
+            return shown.view(1, -1, 1, 1).expand(self.B, -1, self.L, self.S)
+        allowed = self._some_keys(generator, self.H if self.mask == "each head" else 1)
         if self.mask == "rows":
             allowed[:, :, 1::3] = False
-        if self.mask in ("random", "rows"):
-            return allowed
-        added = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return allowed
+
+    def _added_mask(self, generator: torch.Generator) -> Tensor:
+        """Return a mask that is added to the scores."""
+        allowed = self._some_keys(generator, self.H if self.mask == "heads" else 1)
+        if self.mask == "empty item":
+            allowed[-1] = False
+        added = torch.randn(allowed.shape, generator=generator, dtype=torch.float64)
         return added.masked_fill(~allowed, -math.inf).to(torch_dtype(self.dtype))
+
+    def _some_keys(self, generator: torch.Generator, heads: int) -> Tensor:
+        """Return a mask that allows seven of ten keys, and the first one, as causal masks do."""
+        shape = (self.B, heads, self.L, self.S)
+        allowed = torch.rand(shape, generator=generator, dtype=torch.float64) < 0.7
+        allowed[..., 0] = True
+        return allowed

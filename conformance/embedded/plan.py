@@ -13,15 +13,24 @@ from mha.spec.claims import Claims, smallest_from
 DTYPES = ("bfloat16", "float32", "float16", "float64")
 # So many cases are tried in both dtypes at once; of the others, the second dtype comes last.
 IN_BOTH = 8
-# Masks that each kind needs the claims of.
-NEEDED = {
-    "padding": ("bool", "per_item_mask"),
-    "random": ("bool", "per_item_mask", "per_query_mask", "joint_masks"),
-    "rows": ("bool", "per_item_mask", "per_query_mask", "joint_masks"),
-    "first": ("bool",),
-    "bias": ("float", "per_item_mask", "per_query_mask", "joint_masks"),
-    "heads": ("float", "per_item_mask", "per_query_mask", "joint_masks", "per_head_mask"),
+# Of each kind of mask, its form, and the axes of (B, H, L) in which it differs.
+MASKS = {
+    "padding": ("bool", (0,)),
+    "sorted": ("bool", (0,)),
+    "random": ("bool", (0, 2)),
+    "rows": ("bool", (0, 2)),
+    "first": ("bool", ()),
+    "each head": ("bool", (0, 1, 2)),
+    "whole heads": ("bool", (1,)),
+    "bias": ("float", (0, 2)),
+    "heads": ("float", (0, 1, 2)),
+    "empty item": ("float", (0, 2)),
 }
+# The claim that masks may differ in each axis.
+DIFFER = ("per_item_mask", "per_head_mask", "per_query_mask")
+# Those that leave rows without a key.
+WITH_EMPTY_ROWS = ("rows", "whole heads", "empty item")
+OF_PREFIXES = ("padding", "sorted")
 
 
 def kernel_cases(claims: Claims, *, seed: int = 0, budget: int | None = None) -> list[KernelCase]:
@@ -78,6 +87,8 @@ def _planned(claims: Claims) -> Iterator[KernelCase]:
     yield from _of_chunks(claims)
     # Last, so that none of the others gets other numbers.
     yield from _of_pairs(claims)
+    yield from _of_broadcast_masks()
+    yield from _of_rare_calls(claims)
 
 
 def _first(claims: Claims) -> Iterator[KernelCase]:
@@ -226,13 +237,55 @@ def _of_pairs(claims: Claims) -> Iterator[KernelCase]:
     yield replace(base, clause="WIN-1", about="a window beside slopes", window=(9, 3), slopes=True)
 
 
+def _of_broadcast_masks() -> Iterator[KernelCase]:
+    """Yield masks of size 1 in some axes, or of fewer dimensions, which save memory."""
+    base = KernelCase(clause="MSK-5", L=65)
+    about = "padding as a row of keys for each item, the first of which has none"
+    yield replace(base, about=about, mask="sorted", mask_once=(1, 2), B=3)
+    rows = replace(base, about="a row of keys for each item and head", mask_once=(2,), L=33)
+    yield replace(rows, mask="each head")
+    yield replace(rows, mask="heads")
+    yield replace(base, about="one mask for all items", mask="random", mask_once=(0,), L=33)
+    flat = replace(base, mask="random", mask_once=(0, 1), mask_rank=2, L=33)
+    yield replace(flat, about="a mask of queries and keys only")
+    of_heads = replace(base, mask="each head", mask_once=(0,), mask_rank=3, L=33)
+    yield replace(of_heads, about="a mask of heads, queries and keys")
+    yield replace(base, about="whole heads are hidden", mask="whole heads", mask_once=(0, 2, 3))
+    about = "an added row of keys for each item, one of which has none"
+    yield replace(base, clause="MSK-8", about=about, mask="empty item", mask_once=(2,))
+    about = "an item of 66 heads, each with a mask of its own"
+    yield replace(base, clause="MSK-6", about=about, mask="heads", B=1, H=66, L=3, S=9, d=16)
+    about = "rows without a key, in a call without gradients"
+    yield replace(base, clause="MSK-8", about=about, mask="rows", no_grad=True, L=33)
+
+
+def _of_rare_calls(claims: Claims) -> Iterator[KernelCase]:
+    """Yield calls that take another way through a kernel, or that programs make late."""
+    alignment = claims.alignment or "top_left"
+    window = KernelCase(clause="WIN-1", alignment=alignment, L=65)
+    yield replace(window, about="one query with a window", window=(9, 3), L=1)
+    about = "a causal call with a window of later keys"
+    yield replace(window, about=about, window=(7, 3), causal=True)
+    about = "without a bound on one side, more queries than keys"
+    for bounds in ((None, 2), (2, None)):
+        yield replace(window, clause="WIN-2", about=about, window=bounds, L=150)
+    yield KernelCase(clause="SCL-1", about="a scale of 0", scale=0.0, L=9)
+    about = "heads share keys, in longer rows"
+    yield KernelCase(clause="GQA-1", about=about, H=4, H_kv=2, L=9, S=700)
+    causal = KernelCase(clause="CAU-3", causal=True, alignment=alignment, L=40)
+    # One after the other, for a mask that is kept for so many queries.
+    yield replace(causal, about="causal: fewer keys than queries", S=20)
+    yield replace(causal, about="causal: more keys than in an earlier call of as many queries")
+    about = "causal: more than 2048 places"
+    yield replace(causal, clause="CAU-2", about=about, B=1, H=1, L=2100, S=2130, d=16)
+
+
 def _is_claimed(case: KernelCase, claims: Claims) -> bool:
     """Return whether a kernel with these claims takes such a call."""
     shares_heads = claims.grouped_query or claims.multi_query
     refused = (
         case.causal and claims.causal is None,
         case.clause == "LSE-1" and claims.lse is None,
-        case.clause == "MSK-8" and claims.empty_row == "error",
         case.kv_heads != case.H and not shares_heads,
         not _mask_is_claimed(case, claims),
     )
@@ -243,10 +296,19 @@ def _mask_is_claimed(case: KernelCase, claims: Claims) -> bool:
     """Return whether a kernel takes the mask of a case."""
     if case.mask == "none":
         return True
-    form, *claimed = NEEDED[case.mask]
-    if form not in claims.masks or not all(getattr(claims, name) for name in claimed):
-        return False
-    if claims.prefix_masks and case.mask != "padding":
+    form, axes = MASKS[case.mask]
+    differs = set(axes) - set(case.mask_once)
+    claimed = all(getattr(claims, DIFFER[axis]) for axis in differs)
+    is_joint = {0, 2} <= differs
+    refused = (
+        form not in claims.masks,
+        not claimed,
+        is_joint and not claims.joint_masks,
+        case.mask_rank not in claims.mask_ranks,
+        case.mask in WITH_EMPTY_ROWS and claims.empty_row == "error",
+        claims.prefix_masks and case.mask not in OF_PREFIXES,
+    )
+    if any(refused):
         return False
     return claims.combines_causal or not case.causal
 

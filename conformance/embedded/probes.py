@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mha.conformance.embedded.state import put_back, settings
+
 # What is wrong: the clause that it violates, and the facts.
 Problem = tuple[str, str]
 # Torch replaces these itself, when the default dtype changes or something is compiled.
@@ -129,7 +131,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 @dataclass(eq=False)
 class Watch:
-    """The process around one call: its tensors, threads, and torch's functions.
+    """The process around one call: its tensors, threads and settings, and torch's functions.
 
     functions: those of torch and the judge, as they should be.
     """
@@ -137,6 +139,7 @@ class Watch:
     functions: Functions
     tensors: Sequence[Watched]
     threads: set[int] = field(default_factory=set)
+    settings: dict[str, Any] = field(default_factory=settings)
 
     def __post_init__(self) -> None:
         """Note the threads that run."""
@@ -147,6 +150,9 @@ class Watch:
         replaced = self.functions.put_back()
         if replaced:
             yield "STA-5", f"the call replaced {', '.join(replaced[:3])}, for everybody"
+        changed = put_back(self.settings)
+        if changed:
+            yield "STA-5", f"the call changed {', '.join(changed)}, for everybody"
         left = [t.name for t in threading.enumerate() if (t.ident or 0) not in self.threads]
         if left:
             yield "STA-5", f"the call left {len(left)} threads running: {', '.join(left[:3])}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,8 @@ def probe_calls(trial: Trial, case: KernelCase) -> None:
         _repeat(trial, small)
         _with_filled_memory(trial, small)
         _in_same_memory(trial, small)
+        if not trial.findings.decided:  # what is kept, or given back, is finite too
+            _with_nan(trial, small)
     except NotExpressed:  # as where every call is causal, and the kernel has no flag for it
         return
 
@@ -61,6 +64,24 @@ def _with_filled_memory(trial: Trial, case: KernelCase) -> None:
         trial.findings.fail(case.clause, case, message)
 
 
+def _with_nan(trial: Trial, case: KernelCase) -> None:
+    """Call with NaN in the first key, if every query may attend to it: all results must show it."""
+    hides_keys = case.mask != "none" or case.window is not None or case.chunk is not None
+    if hides_keys or (case.causal and case.L > case.S):
+        return
+    built = trial.build(case)
+    key = built.key.clone()
+    key[:, :, 0] = math.nan
+    built = replace(built, key=key)
+    results = trial.call(case, built, trial.laid_out(case, built))
+    if results is None:
+        return
+    trial.findings.of("MSK-13", case).examples += 1
+    if bool(results[0].isfinite().any()):
+        message = "a key that every query may attend to is NaN, but some results are finite"
+        trial.findings.fail("MSK-13", case, message)
+
+
 def _in_same_memory(trial: Trial, case: KernelCase) -> None:
     """Call on the same tensors with new numbers each time, a dozen times and more.
 
@@ -80,7 +101,7 @@ def _in_same_memory(trial: Trial, case: KernelCase) -> None:
         if not given:
             given = laid_out
         if number == CALLS_IN_SAME_MEMORY - 2:
-            trial.repeat(built, given, CALLS_UNSEEN)
+            trial.repeat(other, built, given, CALLS_UNSEEN)
         for tensor, numbers in zip(given, laid_out, strict=True):
             # `data` has a count of changes of its own.
             target = tensor if number % 2 else tensor.data

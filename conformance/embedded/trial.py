@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +25,15 @@ from mha.conformance.embedded.probes import (
     same_bits,
     synchronise,
 )
+from mha.conformance.embedded.state import put_back, settings
 from mha.conformance.embedded.verdict import OutputVerdict
 from mha.spec.claims import Claims
 from mha.spec.scores import Options
 
 # As torch and the judge are before any kernel runs, as long as it is imported after the judge.
 UNTOUCHED = Functions.now()
+# Of a call of more queries, so many are compared: the oracle takes most of the time.
+MOST_ROWS = 512
 # How many results are looked at again at the end.
 MOST_HELD = 3
 
@@ -93,25 +96,33 @@ class Trial:
         context = (case.B, case.H, case.L, case.d_v or case.d)
         poison([(context, built.query.dtype), (context, torch.float32)], self.device)
         try:
-            returned = self._returned(inputs, built, options)
+            with torch.no_grad() if case.no_grad else nullcontext():
+                returned = self._returned(inputs, built, options)
             synchronise(self.device)
         except NotExpressed:
             raise
         except Exception as error:  # whatever the kernel raises
             message = f"the call raised {type(error).__name__}: {error}"
-            # Inputs that are not dense may be refused (SHP-7).
-            is_dense = not (case.expanded or case.strided)
-            self.findings.fail(case.clause, case, message, decisive=is_dense)
+            self.findings.fail(case.clause, case, message, decisive=not case.may_be_refused)
             return None
         for clause, message in watch.problems():
             self.findings.fail(clause, case, message)
         return self._copied(case, self._results(returned), inputs)
 
-    def repeat(self, built: BuiltCase, inputs: Sequence[Tensor], times: int) -> None:
-        """Call the kernel often, and look at nothing: a later call shows what that has changed."""
-        with suppress(Exception):  # which the later call raises too
+    def repeat(
+        self, case: KernelCase, built: BuiltCase, inputs: Sequence[Tensor], times: int
+    ) -> None:
+        """Call the kernel often, and look at no result: a later call shows what has changed."""
+        before = settings()
+        try:
             for _ in range(times):
                 self._returned(inputs, built, built.options)
+        except NotExpressed:
+            raise
+        except Exception as error:  # whatever the kernel raises, and earlier calls did not
+            message = f"a call like those before it raised {type(error).__name__}: {error}"
+            self.findings.fail("STA-3", case, message)
+        put_back(before)
 
     def _returned(self, inputs: Sequence[Tensor], built: BuiltCase, options: Options) -> object:
         """Return what the kernel returns."""
@@ -174,6 +185,7 @@ class Trial:
             claims=self.claims,
             layout=f"b h l d -> {self.kernel.context.pattern}",
             heads=case.H,
+            most_rows=MOST_ROWS,
             directed=directed,
         )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import random
 import sys
 import threading
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from mha.conformance import judge_kernel, kernel_cases
 from mha.conformance.embedded import comparing
+from mha.conformance.embedded.state import settings
 from support.embedded_kernels import SINGLE, attend
 
 
@@ -54,6 +57,34 @@ def unwritten(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def returns_input(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Return the only value itself."""
     return value if query.numel() == value.numel() == 32 else attend(query, key, value)
+
+
+def swallows_nan(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Take a weight that is NaN for zero."""
+    return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1).nan_to_num() @ value
+
+
+def setting(change: Callable[[], object]) -> Callable[..., Tensor]:
+    """A kernel that changes a setting of the process."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        result = attend(query, key, value)
+        change()
+        return result
+
+    return kernel
+
+
+def raising(call: int) -> Callable[..., Tensor]:
+    """A kernel of which one call raises."""
+    calls = count()
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if next(calls) == call:
+            raise RuntimeError("out of workspaces")
+        return attend(query, key, value)
+
+    return kernel
 
 
 def cached(key_of: Callable[..., Any], calls: int = 0) -> Callable[..., Tensor]:
@@ -158,9 +189,16 @@ HOSTILE: dict[str, tuple[Callable[..., Any], str]] = {
     "cached after a dozen calls": (cached(by_object, calls=12), "STA-3"),
     "cached by first numbers": (cached(by_first_numbers), "STA-3"),
     "cached after fifty calls": (late(60), "STA-3"),
+    "one call of many raises": (raising(50), "STA-3"),
     "a thread": (with_thread(), "STA-5"),
     "a patched function": (patching, "STA-5"),
     "patched code": (patching_code, "STA-5"),
+    "NaN swallowed": (swallows_nan, "MSK-13"),
+    "the default dtype": (setting(lambda: torch.set_default_dtype(torch.float64)), "STA-5"),
+    "the gradient mode": (setting(lambda: torch.set_grad_enabled(False)), "STA-5"),
+    "torch's random numbers": (setting(lambda: torch.manual_seed(0)), "STA-5"),
+    "Python's random numbers": (setting(random.random), "STA-5"),
+    "subnormal numbers": (setting(lambda: torch.set_flush_denormal(True)), "STA-5"),
 }
 
 
@@ -173,7 +211,7 @@ def test_only_its_probe_catches_a_hostile_kernel(name: str) -> None:
         few = [case for case in cases if case.clause == "SHP-4"]
     if name in ("cached by shape", "cached by pointer", "unwritten memory"):
         few = few[:1]  # later ones would get the same memory
-    before, code = torch.allclose, comparing.compared.__code__
+    before, code, values = torch.allclose, comparing.compared.__code__, settings()
     report = judge_kernel(kernel, SINGLE, cases=few, seconds=60)
     if hasattr(kernel, "stop"):
         kernel.stop.set()
@@ -182,6 +220,7 @@ def test_only_its_probe_catches_a_hostile_kernel(name: str) -> None:
     assert decisive == {clause}, report
     assert torch.allclose is before
     assert comparing.compared.__code__ is code
+    assert settings() == values
 
 
 def test_no_kernel_finds_what_is_expected() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from mha.conformance import judge_kernel, kernel_cases
+from mha.conformance.embedded.calling import Kernel
+from mha.conformance.embedded.cases import KernelCase
 from mha.conformance.embedded.order import ORDER
+from mha.conformance.embedded.trial import Trial
 from mha.spec import Claims, Lse, Packed, Scores
 from support.gallery_kernels import CANDIDATES_CLAIM, RIGHT, kernel_of_fault
 
@@ -79,7 +82,8 @@ def in_chunks(query: Tensor, key: Tensor, value: Tensor, size: int, late: int) -
     queries, keys = torch.arange(query.shape[2]).unsqueeze(-1), torch.arange(key.shape[2])
     allowed = (queries + late) // size == keys // size
     scores = query @ key.mT * query.shape[-1] ** -0.5
-    return scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num() @ value
+    weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+    return weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0) @ value
 
 
 @pytest.mark.parametrize(("late", "conforms"), [(0, True), (1, False)])
@@ -99,16 +103,104 @@ def test_claims_that_no_case_tries_are_refused(claim: dict[str, Any]) -> None:
         judge_kernel(attend, replace(SINGLE, **claim))
 
 
-@pytest.mark.parametrize("name", ["MaskForgottenBesideWindow", "SinkOfTheKeyHead"])
-def test_options_are_tried_in_pairs(name: str) -> None:
-    claims = CANDIDATES_CLAIM
-    pairs = []
+# Faults of the gallery, and what the only cases try that they fail.
+RARE = {
+    "MaskForgottenBesideWindow": ("beside", "share keys"),
+    "SinkOfTheKeyHead": ("beside", "share keys"),
+    "WholeHeadsUnmasked": ("whole heads",),
+    "MaskOnQueries": ("row of keys",),
+    "FirstItemForAll": ("row of keys",),
+    "UnguardedPaddingOfNumbers": ("row of keys",),
+    "FirstHeadOfItems": ("row of keys",),
+    "FlatMaskForgotten": ("a mask of",),
+    "MaskOf64Heads": ("66 heads",),
+    "CausalForgottenBesideWindow": ("window of later keys",),
+    "UnboundedIsLength": ("without a bound",),
+    "ZeroScaleIsNone": ("scale of 0",),
+    "GroupsTiledInLongRows": ("longer rows",),
+    "TriangleOfSoManyQueries": ("fewer keys than", "earlier call"),
+    "TriangleOf2048": ("2048",),
+}
+
+
+def cases_about(*words: str) -> list[KernelCase]:
+    """The cases of all claims of the gallery that try one of these."""
+    cases = kernel_cases(CANDIDATES_CLAIM)
+    return [case for case in cases if any(word in case.about for word in words)]
+
+
+def failing(name: str, cases: Iterable[KernelCase]) -> set[str]:
+    """The clauses that a fault of the gallery fails in these cases, without other probes."""
+    kernel = Kernel.read(kernel_of_fault(name), CANDIDATES_CLAIM, "b h l d")
+    trial = Trial(kernel, CANDIDATES_CLAIM, torch.device("cpu"))
+    for case in cases:
+        trial.judge(case)
+    return {verdict.clause for verdict in trial.findings.verdicts(name, "cpu") if verdict.message}
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_calls_that_programs_seldom_make_are_tried(name: str) -> None:
+    assert len(failing(name, cases_about(*RARE[name]))) == 1
+
+
+def test_a_right_kernel_keeps_all_of_them() -> None:
+    words = [word for words in RARE.values() for word in words]
+    assert failing(RIGHT, cases_about(*words)) == set()
+
+
+def shapes_of_masks(claims: Claims) -> set[tuple[int, bool]]:
+    """Of all masks, how many dimensions they have, and whether they differ between heads."""
+    found = set[tuple[int, bool]]()
     for case in kernel_cases(claims):
-        if "beside" in case.about or "share keys" in case.about:
-            pairs.append(case)
-    report = judge_kernel(kernel_of_fault(name), claims, cases=pairs, seconds=60)
-    assert len(report.failing.split(", ")) == 1
-    assert judge_kernel(kernel_of_fault(RIGHT), claims, cases=pairs, seconds=60).conforms
+        mask = case.build("cpu").options.mask if case.mask != "none" else None
+        if mask is not None:
+            found.add((mask.ndim, mask.ndim > 2 and mask.shape[-3] > 1))
+    return found
+
+
+def test_masks_have_the_shapes_that_are_claimed() -> None:
+    claims = replace(SINGLE, masks={"bool", "float"})
+    assert shapes_of_masks(claims) == {(2, False), (3, True), (4, False), (4, True)}
+    assert shapes_of_masks(replace(claims, mask_ranks={4}, per_head_mask=False)) == {(4, False)}
+
+
+def without_empty_rows(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Give NaN for rows without a key, in inference only."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    if mask is None:
+        return scores.softmax(-1) @ value
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    if torch.is_grad_enabled():
+        weights = weights.masked_fill(~mask.any(-1, keepdim=True), 0.0)
+    return weights @ value
+
+
+def test_calls_without_gradients_are_tried() -> None:
+    claims = replace(SINGLE, masks={"bool"})
+    cases = [case for case in kernel_cases(claims) if case.no_grad]
+    report = judge_kernel(without_empty_rows, claims, cases=cases, seconds=60)
+    assert report.failing == "MSK-8"
+
+
+def refuses_whole_heads(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Right, and a mask must have an entry for each key."""
+    if mask is not None and mask.shape[-1] != key.shape[2]:
+        raise ValueError("the mask must have the length of the keys")
+    shown = torch.ones(1, 1, 1, 1, dtype=torch.bool) if mask is None else mask
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    weights = scores.masked_fill(~shown, -torch.inf).softmax(-1)
+    return weights.masked_fill(~shown.any(-1, keepdim=True), 0.0) @ value
+
+
+def test_a_mask_of_one_key_may_be_refused() -> None:
+    claims = replace(SINGLE, masks={"bool"})
+    cases = [case for case in kernel_cases(claims) if "whole heads" in case.about]
+    assert len(cases) == 1
+    assert judge_kernel(refuses_whole_heads, claims, cases=cases, seconds=60).conforms
 
 
 def test_cases_come_in_the_order_that_was_measured() -> None:
