@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -147,8 +148,8 @@ class CacheByStart(OwnCache):
     def given(self, kept: Kept) -> dict[str, Any]:
         """Return where the tokens begin, with the tensors of the sequence in place."""
         module, tensors = kept.held
-        for (path, name), value in tensors.items():
-            setattr(module.get_submodule(path), name, value.clone())
+        for (path, name), value in deepcopy(tensors).items():
+            setattr(module.get_submodule(path), name, value)
         return {self.name: kept.length}
 
     def left(self, module: nn.Module, returned: Any, kept: Kept) -> Any:
@@ -211,10 +212,13 @@ def _joined(before: Any, new: Any) -> Any:
 
 
 def _tensors_of(module: nn.Module) -> dict[tuple[str, str], Tensor]:
-    """Return copies of the tensors of a module and its parts that are no parameters, by names."""
+    """Return copies of the tensors of a module and its parts that are no parameters, by names.
+
+    Those that share memory do so as copies too: a module may write into a buffer, and read views.
+    """
     found = {}
     for path, part in module.named_modules():
         for name, value in (*vars(part).items(), *part._buffers.items()):
             if isinstance(value, Tensor):
-                found[path, name] = value.detach().clone()
-    return found
+                found[path, name] = value.detach()
+    return deepcopy(found)

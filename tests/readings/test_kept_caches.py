@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from mha.implementations.adapters.caches import Kept
+from mha.implementations.adapters.kept_caches import CacheByStart, _tensors_of
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.declared import Declared
 from mha.implementations.inference.decoding import find_decoding
@@ -86,6 +88,15 @@ class Started(Causal):
         return self.joined(q, k, v)
 
 
+class OneBuffer(Causal):
+    """Writes keys and values into one buffer, and reads them by names of their own."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.both = torch.zeros(2, 2, 3, 5)
+        self.keys, self.values = self.both.unbind()
+
+
 class ForgetsItsValues(Returned):
     """A fault: values are not with their keys."""
 
@@ -135,3 +146,17 @@ def test_cache_that_gives_something_else_is_claimed_and_fails() -> None:
 
 def test_cache_of_calls_with_positions_is_not_assumed() -> None:
     assert found_of(OfPositions).declared.cache is None
+
+
+def test_tensors_that_share_memory_do_so_in_each_sequence() -> None:
+    module = OneBuffer(4, 2)
+    form = CacheByStart("start_pos")
+    kept = Kept((module, _tensors_of(module)), 0)
+    form.given(kept)
+    module.both.fill_(7.0)
+    assert bool((module.keys == 7.0).all())
+    later = Kept(form.left(module, None, kept), 1)
+    form.given(kept)
+    assert bool((module.values == 0.0).all())
+    form.given(later)
+    assert bool((module.values == 7.0).all())
