@@ -34,7 +34,7 @@ from mha.spec.scores import Options
 UNTOUCHED = Functions.now()
 # Of a call of more queries, so many are compared: the oracle takes most of the time.
 MOST_ROWS = 512
-# How many results are looked at again at the end.
+# Of how many calls the results are looked at again at the end.
 MOST_HELD = 3
 
 
@@ -46,7 +46,7 @@ class Trial:
     memory or on the stack finds none.
 
     held: results that a later call must leave alone, with copies.
-    most_held: how many of them there may be.
+    calls_held: of how many calls they are; most_held: of how many they may be.
     """
 
     kernel: Kernel
@@ -54,6 +54,7 @@ class Trial:
     device: torch.device
     findings: Findings = field(default_factory=Findings)
     held: list[tuple[KernelCase, Tensor, Tensor]] = field(default_factory=list)
+    calls_held: int = 0
     most_held: int = MOST_HELD
 
     def build(self, case: KernelCase) -> BuiltCase:
@@ -157,8 +158,9 @@ class Trial:
         if not all(is_plain(result, self.device, most) for result in results):
             return None
         copies = [result.detach().clone() for result in results]
-        if len(self.held) < self.most_held:
-            self.held.append((case, results[0], copies[0]))
+        if self.calls_held < self.most_held:
+            self.calls_held += 1
+            self.held += [(case, *pair) for pair in zip(results, copies, strict=True)]
         synchronise(self.device)
         if not all(map(same_bits, results, copies)):
             self.findings.fail("STA-2", case, "a result changed after the call had returned it")

@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -16,7 +17,10 @@ from torch import Tensor
 
 from mha.conformance import judge_kernel, kernel_cases
 from mha.conformance.embedded import comparing
+from mha.conformance.embedded.calling import Kernel
 from mha.conformance.embedded.state import settings
+from mha.conformance.embedded.trial import Trial
+from mha.spec import Lse
 from support.embedded_kernels import SINGLE, attend
 
 
@@ -221,6 +225,22 @@ def test_only_its_probe_catches_a_hostile_kernel(name: str) -> None:
     assert torch.allclose is before
     assert comparing.compared.__code__ is code
     assert settings() == values
+
+
+def test_a_log_sum_exp_that_a_later_call_changes_is_found() -> None:
+    buffers: dict[Any, Tensor] = {}
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        lse = (query @ key.mT * query.shape[-1] ** -0.5).logsumexp(-1)
+        return attend(query, key, value), buffers.setdefault(lse.shape, lse).copy_(lse)
+
+    claims = replace(SINGLE, lse=Lse())
+    case = kernel_cases(claims)[0]
+    trial = Trial(Kernel.read(kernel, claims, "b h l d"), claims, torch.device("cpu"))
+    for seed in (1, 2):
+        trial.judge(replace(case, seed=seed))
+    trial.look_again()
+    assert trial.findings.of("STA-2", case).message == "a later call changed an earlier result"
 
 
 def test_no_kernel_finds_what_is_expected() -> None:
