@@ -292,7 +292,9 @@ class _Maker:
         both = [self.tau * query @ key.mT for key in keys]
         if self.rounding.scores_stored:
             copies, scaled = copies_of(both[0]), [(s, 1.0) for s in both]
-            products = [(s / self.tau, 1 / self.tau) for s in both]
+            products = []  # a scale of 0 leaves nothing of their rounding
+            if self.tau:
+                products = [(s / self.tau, 1 / self.tau) for s in both]
             self._stored("score", copies, *scaled, *products)
             self._stored("score", copies, *scaled)
         size = torch.stack([query.abs() @ key.abs().mT for key in keys]).amax(0)
@@ -374,7 +376,7 @@ class _Maker:
 
     def _tau_error(self) -> float:
         """Return the relative error of a scale, or of a divisor, that is stored in the dtype."""
-        if not self.rounding.scaling_roundings:
+        if not self.rounding.scaling_roundings or not self.tau:  # a scale of 0 is stored exactly
             return 0.0
         scale = torch.tensor([self.tau, 1 / self.tau], dtype=torch.float64)
         return float((scale.to(self.dtype).double() / scale - 1).abs().max())

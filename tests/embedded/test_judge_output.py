@@ -400,3 +400,11 @@ def test_rows_agree_with_the_oracle() -> None:
     expected: Ball = oracle(of_contract(inputs, {}), TOP_LEFT).context
     rows: Rows = rows_of(Call.of(inputs, {}, None), 1, 3, range(7))
     torch.testing.assert_close(rows.context(), expected.mid[1, :, 24:])
+
+
+def test_a_scale_of_0_is_judged_in_half_precision() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 9, 8, generator=generator).bfloat16().unbind()
+    mean = v.float().mean(2, keepdim=True).expand(v.shape).to(v.dtype)
+    assert judge_output((q, k, v), mean, {"scale": 0.0}).ok
+    assert not judge_output((q, k, v), 1.05 * mean, {"scale": 0.0}).ok
