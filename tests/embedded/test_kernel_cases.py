@@ -118,7 +118,7 @@ RARE = {
     "UnboundedIsLength": ("without a bound",),
     "ZeroScaleIsNone": ("scale of 0",),
     "GroupsTiledInLongRows": ("longer rows",),
-    "TriangleOfSoManyQueries": ("fewer keys than", "earlier call"),
+    "TriangleOfSoManyQueries": ("fewer keys than",),
     "TriangleOf2048": ("2048",),
 }
 

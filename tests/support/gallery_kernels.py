@@ -75,7 +75,9 @@ def kernel_of(implementation: Implementation) -> Kernel:
             given["return_lse"] = True
         sizes = query.shape[1], key.shape[1], query.shape[3], query.dtype
         if sizes not in modules:
-            modules[sizes] = built_for(implementation, query, key)
+            # Later calls may need gradients, which pass through the module.
+            with torch.inference_mode(mode=False):
+                modules[sizes] = built_for(implementation, query, key)
         attention = modules[sizes]
         output: Output = attention(
             side_by_side(query), side_by_side(key, query), side_by_side(value, query),
