@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -28,6 +29,21 @@ def _set_random_state(state: bytes) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
+def _numpy_state() -> tuple[Any, ...] | None:
+    """Return NumPy's global random state; None until that is loaded."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is None:
+        return None
+    name, numbers, *others = numpy_random.get_state()
+    return name, bytes(numbers), *others
+
+
+def _set_numpy_state(state: tuple[Any, ...]) -> None:
+    name, numbers, *others = state
+    words = torch.frombuffer(bytearray(numbers), dtype=torch.uint8).numpy().view("uint32")
+    sys.modules["numpy.random"].set_state((name, words, *others))
+
+
 def _flushes_subnormals() -> bool:
     number: Tensor = torch.full((), SUBNORMAL, dtype=torch.float32, device="cpu")
     return not bool(number * 1)
@@ -38,6 +54,7 @@ SETTINGS = {
     "the gradient mode": Setting(torch.is_grad_enabled, torch.set_grad_enabled),
     "torch's random state": Setting(_random_state, _set_random_state),
     "Python's random state": Setting(random.getstate, random.setstate),
+    "NumPy's random state": Setting(_numpy_state, _set_numpy_state),
     "the number of threads": Setting(torch.get_num_threads, torch.set_num_threads),
     "the handling of subnormal numbers": Setting(_flushes_subnormals, torch.set_flush_denormal),
     # `torch.use_deterministic_algorithms` imports the compiler, which takes seconds.
@@ -51,7 +68,7 @@ SETTINGS = {
 
 
 def settings() -> dict[str, Any]:
-    """Return the value of each setting."""
+    """Return the value of each setting, None for one that does not exist yet."""
     return {name: setting.read() for name, setting in SETTINGS.items()}
 
 
@@ -59,7 +76,8 @@ def put_back(before: Mapping[str, Any]) -> list[str]:
     """Set again what has another value now; return the names."""
     changed = list[str]()
     for name, setting in SETTINGS.items():
-        if setting.read() != before[name]:
-            setting.write(before[name])
+        value = before[name]
+        if value is not None and setting.read() != value:
+            setting.write(value)
             changed.append(name)
     return changed

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -202,6 +203,7 @@ HOSTILE: dict[str, tuple[Callable[..., Any], str]] = {
     "the gradient mode": (setting(lambda: torch.set_grad_enabled(False)), "STA-5"),
     "torch's random numbers": (setting(lambda: torch.manual_seed(0)), "STA-5"),
     "Python's random numbers": (setting(random.random), "STA-5"),
+    "NumPy's random numbers": (setting(numpy.random.rand), "STA-5"),
     "subnormal numbers": (setting(lambda: torch.set_flush_denormal(True)), "STA-5"),
 }
 
