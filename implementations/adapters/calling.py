@@ -306,6 +306,8 @@ class CallByName:
             raise UnsupportedCallError(
                 f"{self.label} takes one input: query, key and value must be one tensor"
             )
+        if names.query:
+            return (), {names.query: query}
         return (query,), {}
 
     def _split(self, mask: Tensor | None, sizes: Sizes) -> tuple[Tensor | None, Tensor | None]:

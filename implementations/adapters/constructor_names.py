@@ -28,7 +28,7 @@ CONSTRUCTOR_NAMES: dict[str, tuple[str, ...]] = {
             dim_hidden attention_dim embed_dimension num_units c_q d_hid model_dimension dmodel
             feat_size d_token d_model_size depth_att dim_Q n_embed dim_embed dim_embedding ninp nhid
             units feature_size state_dim c_in in_planes d_embedding in_feats q_dim tgt_dim trg_dim
-            decoder_dim dec_dim d_tgt d_dec d_decoder
+            decoder_dim dec_dim d_tgt d_dec d_decoder width
         """,
         "n_heads": """
             n_heads num_heads heads n_head nhead num_attention_heads head_count h nheads num_head

@@ -30,7 +30,12 @@ from mha.implementations.adapters.names import (
 from mha.implementations.adapters.score_arguments import Names, acting_names, score_names
 from mha.implementations.adapters.tables import tables_in
 
-BY_POSITION = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+# Of an input that a call gives alone; one that is keyword-only is given by its name.
+GIVEN = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Signature:
     part: how much of each head these are for, as `Rotary.part`.
     tables: all parameters that say how heads are rotated: cosines, sines, positions.
     rotation: the layout of these, one of `ROTATION_LAYOUTS`.
-    query: its name for the query, if the memory comes first.
+    query: its name for the query, if the memory comes first, or if it is keyword-only.
     alone: what they mean in self-attention, where a memory is left out; None if it is always
         passed.
     """
@@ -178,12 +183,15 @@ def signature_of(
 def _memory_and_query(
     parameters: Mapping[str, inspect.Parameter], query_last: bool | None
 ) -> tuple[str | None, str | None]:
-    """Return the names of a memory, if there is one, and of a query that does not come first."""
+    """Return the names of a memory, if there is one, and of a query that is passed by name."""
     if query_last is not None and takes_two(parameters):
         first, second = _names_of(required_inputs(parameters))
         return (first, second) if query_last else (second, None)
-    memory = None if input_names(parameters) else memory_name(parameters)
-    return memory, None
+    if input_names(parameters):
+        return None, None
+    inputs = required_inputs(parameters)
+    is_named = bool(inputs) and inputs[0].kind is inspect.Parameter.KEYWORD_ONLY
+    return memory_name(parameters), inputs[0].name if is_named else None
 
 
 def _mask_names(
@@ -266,7 +274,7 @@ def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
     if name is None or not inputs or len(inputs) == 3:
         return None
     first = inputs[0]
-    query_first = first.kind in BY_POSITION and first.name != name
+    query_first = first.kind in GIVEN and first.name != name
     can_be_named = parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
     if query_first and can_be_named:
         return name
@@ -386,6 +394,6 @@ def _one_input_and_others(
 def _takes_one(
     parameters: Mapping[str, inspect.Parameter], first: inspect.Parameter, memory: str | None
 ) -> bool:
-    """Return whether the first parameter can be the only input, passed by position."""
+    """Return whether the first parameter can be the only input."""
     needs_memory = memory is not None and parameters[memory].default is inspect.Parameter.empty
-    return first.kind in BY_POSITION and not needs_memory
+    return first.kind in GIVEN and not needs_memory

@@ -9,7 +9,7 @@ import pytest
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mha.implementations.adapters.signature import memory_name
+from mha.implementations.adapters.signature import memory_name, signature_of
 from mha.implementations.inference.infer import infer
 from mha.implementations.inference.kernels import infer_kernel
 from support.readings import findings, refusal_of
@@ -91,3 +91,11 @@ def test_positions_are_given_as_zeros_and_not_covered() -> None:
     result = infer(OfPositions)
     assert findings(result)["given"] == "position_ids=0 for each"
     assert result.not_covered == ("position_ids other than 0",)
+
+
+def test_keyword_only_input_is_given_by_its_name() -> None:
+    def forward(*, x: Tensor, context: Tensor | None = None) -> None: ...
+
+    signature = signature_of(inspect.signature(forward).parameters)
+    assert (signature.query, signature.memory) == ("x", "context")
+    assert signature.has_optional_memory

@@ -119,6 +119,16 @@ class FromTheStart(Fused):
         return self.attend(x, 0.0 if mask is None else hidden(mask).to(x))[0]
 
 
+class NamedInputs(Separate):
+    """Its inputs must be given by name."""
+
+    def forward(  # type: ignore[override]  # other inputs
+        self, *, x: Tensor, context: Tensor | None = None
+    ) -> Tensor:
+        context = x if context is None else context
+        return self.attend(x, context, context)[0]
+
+
 class FlagCalledBias(Fused):
     """A flag of `forward` has a name that others give to a mask."""
 
@@ -143,6 +153,7 @@ class FlagCalledBias(Fused):
         (Flattened, "of shape (b, l, 1, d)"),
         (OfTokensInFrames, "of shape (b, 1, l, d)"),
         (FlagCalledBias, "not judged   bias"),
+        (NamedInputs, "x as query, and context as key and value, left out in self-attention"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
