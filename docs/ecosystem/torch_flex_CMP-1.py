@@ -8,7 +8,9 @@ compiled = torch.compile(flex_attention)
 for length in (8, 11):
     x = torch.randn(1, 2, length, 16)
     mask = torch.ones(length, length, dtype=torch.bool).tril()
-    blocks = create_block_mask(lambda b, h, i, j: mask[i, j], None, None, length, length, device="cpu")
+    blocks = create_block_mask(
+        lambda b, h, i, j: mask[i, j], None, None, length, length, device="cpu"
+    )
     with torch.no_grad():
         expected = torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
         error = (compiled(x, x, x, block_mask=blocks) - expected).abs().max()

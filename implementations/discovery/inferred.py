@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from inspect import isfunction
+from inspect import Parameter, Signature, isfunction, signature
+from types import FunctionType
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ def inference_of(target: str, value: object) -> Inference:
 
     Raises ImplementationError for any other object, and for what cannot be inferred.
     """
+    _, _, label = target.rpartition(":")
     made = without_partial(value)
     framework = framework_of(made)
     if framework:
@@ -33,10 +35,9 @@ def inference_of(target: str, value: object) -> Inference:
         kind = "a class" if isinstance(value, type) else f"of type {type(value).__name__}"
         raise ImplementationError(
             f"{target!r} is {kind}, neither a torch.nn.Module class nor an implementation (an"
-            f" object with name, claims and build); {_instead_of(value)}"
+            f" object with name, claims and build); {_instead_of(value, label)}"
         )
     assert callable(value)
-    _, _, label = target.rpartition(":")
     if isfunction(made) and not makes_modules(value):
         return infer_kernel(value, label)
     maker = kernel_maker(value)
@@ -48,8 +49,8 @@ def inference_of(target: str, value: object) -> Inference:
     return infer(value, label)
 
 
-def _instead_of(value: object) -> str:
-    """Return what to name instead of an object that cannot be judged."""
+def _instead_of(value: object, label: str) -> str:
+    """Return what to name instead of an object that cannot be judged; label: its name."""
     if isinstance(value, nn.Module):
         return f"name the class {type(value).__name__} instead, because it is built in many sizes"
     if isinstance(value, torch.jit.ScriptFunction):
@@ -59,4 +60,16 @@ def _instead_of(value: object) -> str:
         )
     if isinstance(getattr(value, "__self__", value), FunctionMeta):
         return "name a function that calls its apply, because that one does not name its inputs"
+    called = vars(value if isinstance(value, type) else type(value)).get("__call__")
+    if isfunction(called):
+        instance = f"{label}(...)" if isinstance(value, type) else label
+        return f"name a function that calls it: {_function_of(instance, called)}"
     return "make one with mha.implementations.from_module or from_kernel"
+
+
+def _function_of(instance: str, called: FunctionType) -> str:
+    """Return the code of a function that calls an object; called: its method `__call__`."""
+    own = [*signature(called).parameters.values()][1:]
+    unannotated = [each.replace(annotation=Parameter.empty) for each in own]
+    names = ", ".join(each.name for each in own)
+    return f"def attend{Signature(unannotated)}: return {instance}({names})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,19 @@ def find_forward_only(candidate: Candidate) -> Candidate:
         return candidate
     finding = "none: its outputs have none, as if it were not for training"
     return candidate.claiming(gradients=False).noting("gradients", finding)
+
+
+def find_unrecorded(candidate: Candidate) -> Candidate:
+    """Claim no gradients for a function whose decorator says that no graph is recorded."""
+    function: Any = candidate.declared.constructor
+    while function is not None and candidate.claimed("gradients"):
+        for cell in getattr(function, "__closure__", None) or ():
+            mode = getattr(cell.cell_contents, "__self__", None)
+            if isinstance(mode, torch.no_grad | torch.inference_mode):
+                finding = f"none: it is decorated with torch.{type(mode).__name__}()"
+                return candidate.claiming(gradients=False).noting("gradients", finding)
+        function = getattr(function, "__wrapped__", None)
+    return candidate
 
 
 def find_key_heads(candidate: Candidate) -> Candidate:

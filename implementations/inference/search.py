@@ -18,6 +18,7 @@ from mha.implementations.inference.kernel_options import (
     find_contiguous,
     find_forward_only,
     find_key_heads,
+    find_unrecorded,
     find_value_width,
     require_one_key_head,
 )
@@ -126,6 +127,7 @@ FINDERS = (
     Finder(find_rounding),
     Finder(find_products),
     Finder(find_forward_only, _on_a_gpu),
+    Finder(find_unrecorded, _of_kernels),
     Finder(find_numbers_of_heads, _of_modules),
     Finder(find_widths, _in_all_sizes),
     Finder(claim_all_sizes, _in_few_sizes),

@@ -195,7 +195,7 @@ def _used_for_positions(candidate: Candidate) -> set[str]:
 
 
 def _defaults(candidate: Candidate) -> list[str]:
-    """Return the options of the constructor that keep their defaults; switches as they are not.
+    """Return the options of the constructor that keep their defaults, with the values not judged.
 
     Those that calls, or a `functools.partial`, set are left out.
     """
@@ -206,12 +206,18 @@ def _defaults(candidate: Candidate) -> list[str]:
     for name, parameter in declared.constructor_parameters.items():
         if name in known or parameter.kind not in kinds or name.startswith("_"):
             continue
-        value = parameter.default
-        if isinstance(value, bool):
-            value = not value
-        if value is not parameter.empty:
-            unused.append(f"{name}={value!r}")
+        if parameter.default is not parameter.empty:
+            unused.append(_other_value(name, parameter.default))
     return unused
+
+
+def _other_value(name: str, default: object) -> str:
+    """Return in words what is not judged of an option that keeps its default."""
+    if default is None:
+        return name
+    if isinstance(default, bool):
+        return f"{name}={not default}"
+    return f"{name} other than {default!r}"
 
 
 def _in_config(candidate: Candidate) -> list[str]:

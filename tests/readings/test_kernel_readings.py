@@ -16,6 +16,7 @@ from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Config, Weights
 from mha.spec.claims import DTYPES
 from support.judging import expect_conforms, expect_pass, verdict_of
+from support.readings import findings
 
 
 def batched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -312,7 +313,7 @@ class Core(nn.Module):
 def test_options_of_a_class_without_weights_are_named_as_not_covered() -> None:
     inference = as_resolved(Core).inference
     assert inference
-    assert inference.not_covered == ("window=None", "softcap=True")
+    assert inference.not_covered == ("window", "softcap=True")
 
 
 def of_one_item(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -338,3 +339,14 @@ def test_kernel_of_one_item_or_of_tiles_of_a_given_size_is_read(kernel: Any, row
     result = infer_kernel(kernel)
     assert row in result.report()
     expect_pass(result, "SHP-1", "HED-1", "GRD-1")
+
+
+@torch.no_grad()
+def without_a_graph(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scaled(q, k, v, causal=False, sm_scale=q.shape[-1] ** -0.5)
+
+
+def test_kernel_that_is_decorated_with_no_grad_claims_no_gradients() -> None:
+    inference = infer_kernel(without_a_graph)
+    assert not inference.implementation.claims.gradients
+    assert findings(inference)["gradients"] == "none: it is decorated with torch.no_grad()"

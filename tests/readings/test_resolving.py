@@ -28,6 +28,16 @@ class NoClaims:
 no_claims, MODULE = NoClaims(), faults.Correct(4, 2)
 
 
+class Blocked:
+    """A kernel as an object."""
+
+    def __call__(self, q: object, k: object, v: object, scale: float | None = None) -> object:
+        raise NotImplementedError
+
+
+blocked = Blocked()
+
+
 UNRESOLVED = {
     f"{__file__}:no_claims": "its name is 'no_claims' and its claims are 3",
     "nonsense": "no implementation is registered as 'nonsense' .registered: .*loop",
@@ -35,6 +45,9 @@ UNRESOLVED = {
     "mha.implementations.loop:nothing": "does not exist \\(the module defines .*implementation",
     "mha.spec:Config": (
         "is a class, neither a torch.nn.Module class nor an implementation.*from_module"
+    ),
+    f"{__file__}:blocked": (
+        r"name a function that calls it: def attend\(q, k, v, scale=None\): return blocked\(q, k,"
     ),
     f"{__file__}:MODULE": "is of type Correct, .*; name the class Correct instead",
     "mha.spec:CLAUSES": (
