@@ -10,6 +10,7 @@ from torch import Tensor
 from mha.conformance.faults.base import Complete
 from mha.conformance.faults.families import hooked
 from mha.conformance.faults.fault import fault
+from mha.implementations.formula import scores_of
 
 
 @fault("SCL-1", caught_by="an_explicit_scale_is_the_scale", trigger="a scale of 0")
@@ -51,3 +52,17 @@ class AbsoluteScale(Complete):
 
     def forward(self, *inputs: Any, scale: float | None = None, **options: Any) -> Any:
         return super().forward(*inputs, scale=None if scale is None else abs(scale), **options)
+
+
+@fault(
+    "SCL-1",
+    caught_by="a_scale_goes_with_other_options",
+    trigger="a scale and a window",
+)
+class ScaleForgottenBesideWindow(Complete):
+    """With a window, an explicit scale is ignored."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        if self.options.window is None:
+            return super().score(q, k)
+        return scores_of(q, k, self.options.change(scale=None), self.config.head_dim**-0.5)

@@ -169,3 +169,17 @@ class ScaleDropped(Complete):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         self.options = self.options.change(scale=None)
         return super().score(q, k)
+
+
+@fault(
+    "WIN-1",
+    caught_by="a_window_goes_with_other_options",
+    trigger="a window and grouped heads",
+)
+class WindowForgottenBesideGroups(Complete):
+    """With grouped heads, the window is ignored."""
+
+    def allow(self, options: Options, q: Tensor, k: Tensor) -> Allowed:
+        if self.config.kv_heads < self.config.n_heads:
+            options = options.change(window=None)
+        return super().allow(options, q, k)

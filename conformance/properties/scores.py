@@ -9,10 +9,12 @@ from mha.conformance.cases.domain import BOTH, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.mask_kinds import COMMON
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.domains import SEVERAL_OPTIONS
 from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
     expect_gradients,
     expect_result,
+    expect_together,
 )
 
 PLAIN = Domain(masks=COMMON, causal=BOTH, values=MODERATE)
@@ -66,3 +68,20 @@ def gradients_have_the_explicit_scale(session: Session, case: Case) -> None:
     expect_gradients(
         session, case.problem(), None, "by the oracle's formulas, with the explicit scale"
     )
+
+
+@property_of(
+    "SCL-1",
+    replace(SEVERAL_OPTIONS, values=(*MODERATE, "large"), scales=(0.5, 2.0, 3.0, -1.0)),
+    needs=(
+        "scores.scale",
+        "scores.window|scores.softcap|scores.sinks|scores.alibi|scores.chunk|grouped_query",
+    ),
+    requires="SCL-1",
+    must_reject=("ignores_scale", "lopsided"),
+    max_cases=24,
+    number=4,
+)
+def a_scale_goes_with_other_options(session: Session, case: Case) -> None:
+    """With a scale beside other options or grouped heads the result is within the bound."""
+    expect_together(session, case.problem())

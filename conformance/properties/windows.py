@@ -12,12 +12,14 @@ from mha.conformance.cases.mask_kinds import COMMON
 from mha.conformance.harness.assertions import assume
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.support.domains import SEVERAL_OPTIONS
 from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
     expect_as_without,
     expect_effect,
     expect_gradients,
     expect_result,
+    expect_together,
     options_refused_without_causal,
 )
 from mha.spec import Problem
@@ -53,6 +55,23 @@ def a_window_has_exactly_its_keys(session: Session, case: Case) -> None:
 def a_window_moves_along_longer_sequences(session: Session, case: Case) -> None:
     """With a window narrower than the sequences the result is within the bound of the oracle's."""
     _expect_windowed(session, case.problem())
+
+
+@property_of(
+    "WIN-1",
+    replace(SEVERAL_OPTIONS, windows=((2, 0), (0, 1), (1, 0))),
+    needs=(
+        "scores.window",
+        "scores.scale|scores.softcap|scores.sinks|scores.alibi|scores.chunk|grouped_query",
+    ),
+    requires="HED-1",
+    must_reject=("ignores_window", "lopsided"),
+    max_cases=24,
+    number=4,
+)
+def a_window_goes_with_other_options(session: Session, case: Case) -> None:
+    """With a window beside other options or grouped heads the result is within the bound."""
+    expect_together(session, case.problem())
 
 
 def _expect_windowed(session: Session, problem: Problem) -> None:
