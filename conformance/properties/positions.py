@@ -282,7 +282,7 @@ def gradients_have_the_norm(session: Session, case: Case) -> None:
     needs="rotary",
     requires="SHP-1",
     must_reject=("coarse_frequencies",),
-    max_cases=1,
+    max_cases=2,  # in a single one, a known-bad answer that is let pass proves nothing
     number=8,
 )
 def frequencies_are_not_rounded(session: Session, case: Case) -> None:
