@@ -168,8 +168,10 @@ class Report:
             counts = ", ".join(f"{count} {status}" for status, count in Counter(statuses).items())
             if "harness error" in statuses:
                 outcome = "could not be judged"
-            elif self.incomplete or not all(verdict.conforms for verdict in own):
+            elif not all(verdict.conforms for verdict in own):
                 outcome = "does not conform"
+            elif self.incomplete:
+                outcome = "not judged in full"
             else:
                 outcome = "conforms"
             listed = [verdict for verdict in own if verdict.status not in ("pass", "not_claimed")]

@@ -5,6 +5,8 @@ A function has at most one of the names of an option. Sources: the interfaces th
 
 from __future__ import annotations
 
+from itertools import chain
+
 
 def listed(names: str) -> tuple[str, ...]:
     """Return the names of a text, separated by spaces."""
@@ -46,3 +48,21 @@ RETURN_LSE_NAMES = listed(
     return_lse return_softmax_lse return_logsumexp return_residual return_attn_probs
     """
 )
+
+
+def acts_by_default(name: str, default: object) -> bool:
+    """Return whether the default of an option about the scores is that of one model.
+
+    A scale of 1 is not: the callers of such a function scale their queries.
+
+    >>> acts_by_default("softcap", 50.0), acts_by_default("window_size", (127, 0))
+    (True, True)
+    >>> acts_by_default("softcap", 0.0), acts_by_default("scale", 1.0)
+    (False, False)
+    """
+    if name in SCALE_NAMES:
+        return type(default) is float and default > 0 and default != 1
+    if name not in (*SOFTCAP_NAMES, *WINDOW_NAMES, *chain.from_iterable(WINDOW_PAIRS)):
+        return False
+    numbers = default if isinstance(default, tuple) else (default,)
+    return any(type(number) in (int, float) and number > 0 for number in numbers)

@@ -31,6 +31,9 @@ Packing = Literal["gaps", "tail", "late", "falling", "beyond"]
 Bounds = tuple[int | None, int | None]
 # A bound that is beyond every key, for functions that take a number only.
 NO_BOUND = 2**20
+# A cap that changes no score: tanh(s / c) is s / c then, and a power of two leaves all bits, but
+# not in float16, whose s / c is 0.
+NO_CAP = 2.0**60
 # Of the heads, or of the heads of each item.
 Slopes = tuple[float, ...] | tuple[tuple[float, ...], ...]
 # The options that every attention takes.

@@ -22,8 +22,9 @@ from mha.spec.option_names import (
     SOFTCAP_NAMES,
     WINDOW_NAMES,
     WINDOW_PAIRS,
+    acts_by_default,
 )
-from mha.spec.scores import Options
+from mha.spec.scores import NO_CAP, Options
 
 # Calls a kernel: (kernel, query, key, value, options) -> what it returns. Tensors are in the
 # kernel's layout.
@@ -57,6 +58,8 @@ class Kernel:
     layout: that of query, key and value; context: that of its context.
     names: its own name for each option that it has.
     window: its one or two names for a window.
+    in_each_call: those of these names that each call gives, as they have no default, or one that
+        changes what is computed.
     call: calls it instead, if it is given.
     """
 
@@ -66,6 +69,7 @@ class Kernel:
     context: Layout
     names: Mapping[str, str]
     window: tuple[str, ...]
+    in_each_call: frozenset[str] = frozenset()
     call: Call | None = None
 
     @classmethod
@@ -84,7 +88,8 @@ class Kernel:
         names, window = _names_of(parameters)
         if call is None:
             _require_known(parameters, {*names.values(), *window})
-        return cls(function, claims, axes, context, names, window, call)
+        in_each_call = [name for name, each in parameters.items() if _is_of_each_call(name, each)]
+        return cls(function, claims, axes, context, names, window, frozenset(in_each_call), call)
 
     def arguments(self, query: Tensor, key: Tensor, options: Options) -> dict[str, Any]:
         """Return what is passed beside the tensors, by the kernel's own names.
@@ -94,7 +99,7 @@ class Kernel:
         Raises NotExpressed for what it has no parameter for.
         """
         options = self._with_causal_mask(query, key, options)
-        given: dict[str, Any] = {}
+        given = self._without_options(query)
         for option in PASSED:
             value = getattr(options, option)
             if value is None or value is False:
@@ -109,6 +114,25 @@ class Kernel:
             given |= self._window(options.window)
         if "grouped" in self.names and query.shape[1] != key.shape[1]:
             given[self.names["grouped"]] = True
+        return given
+
+    def _without_options(self, query: Tensor) -> dict[str, Any]:
+        """Return what stands for no option, for those that each call gives."""
+        n_heads = query.shape[1]
+        neutral = {
+            "is_causal": False,
+            "scale": query.shape[-1] ** -0.5,
+            "softcap": NO_CAP,
+            "sinks": query.new_full((n_heads,), -torch.inf),
+            "alibi": torch.zeros(n_heads, device=query.device),
+        }
+        given = dict[str, Any]()
+        for option, value in neutral.items():
+            name = self.names.get(option)
+            if name in self.in_each_call:
+                given[name] = value
+        if self.claims.scores.window and self.in_each_call.intersection(self.window):
+            given |= self._window((None, None))
         return given
 
     def _with_causal_mask(self, query: Tensor, key: Tensor, options: Options) -> Options:
@@ -155,6 +179,13 @@ def _names_of(parameters: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str,
         if all(name in parameters for name in pair):
             window = pair
     return names, window
+
+
+def _is_of_each_call(name: str, parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter has no default, or one that changes what is computed."""
+    is_causal = name in NAMES["is_causal"] and parameter.default is True
+    is_required = parameter.default is parameter.empty
+    return is_causal or is_required or acts_by_default(name, parameter.default)
 
 
 def _require_known(parameters: Mapping[str, inspect.Parameter], known: Collection[str]) -> None:

@@ -6,7 +6,6 @@ import inspect
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from mha.implementations.adapters.named_options import option_name, window_names
 from mha.implementations.adapters.names import SLOPES_BY_WORD, SLOPES_SWITCHES, WIDE_LENGTHS
 from mha.implementations.discovery.errors import UnsupportedCallError
 from mha.spec import Claims, Options
-from mha.spec.option_names import SCALE_NAMES, SOFTCAP_NAMES, WINDOW_NAMES, WINDOW_PAIRS
-from mha.spec.scores import Bounds
+from mha.spec.option_names import acts_by_default
+from mha.spec.scores import NO_CAP, Bounds
 
 # The options of `OPTION_NAMES` that are about the scores; a window may have two names.
 OF_SCORES = (
@@ -35,9 +34,6 @@ OF_SCORES = (
 OF_LENGTHS = ("key_lengths", "query_lengths")
 # Options that ask for a result, which a function may return without being asked.
 RESULTS = ("return_lse",)
-
-# Of scores, of which tanh(s / c) is s / c, which a power of two leaves exact: c tanh(s / c) is s.
-NO_CAP = 2.0**60
 
 Names = dict[str, tuple[str, ...]]
 
@@ -62,22 +58,11 @@ def score_names(parameters: Mapping[str, inspect.Parameter]) -> dict[str, tuple[
 def acting_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
     """Return the options about the scores whose default is that of one model.
 
-    A scale of 1 is not: the callers of such a function scale their queries.
-
     >>> def gemma(q, k, v, softcap=50.0, window=(127, 0), scale=1.0): ...
     >>> acting_names(inspect.signature(gemma).parameters)
     ('softcap', 'window')
     """
-    return tuple(name for name, each in parameters.items() if _acts_by_default(name, each.default))
-
-
-def _acts_by_default(name: str, default: object) -> bool:
-    if name in SCALE_NAMES:
-        return type(default) is float and default > 0 and default != 1
-    if name not in (*SOFTCAP_NAMES, *WINDOW_NAMES, *chain.from_iterable(WINDOW_PAIRS)):
-        return False
-    numbers = default if isinstance(default, tuple) else (default,)
-    return any(type(number) in (int, float) and number > 0 for number in numbers)
+    return tuple(name for name, each in parameters.items() if acts_by_default(name, each.default))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from mha.conformance import KernelCase, Report, judge_kernel, judge_output, kernel_cases
 from mha.conformance.embedded.calling import Kernel
-from mha.spec import Claims, Sizes
+from mha.spec import Claims, Options, Scores, Sizes, Window
+from mha.spec.scores import NO_BOUND, NO_CAP
 from support.embedded_kernels import (
     BARE,
     CLAIMS,
@@ -224,3 +225,29 @@ def test_a_run_that_is_too_short_is_incomplete() -> None:
     report = judge_kernel(kernel, claims, seconds=0.0)
     assert report.incomplete
     assert not report.conforms
+
+
+def test_each_call_gives_what_stands_for_an_option_that_it_does_not_have() -> None:
+    def kernel(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        window_size: int,
+        slopes: Tensor,
+        causal: bool = True,
+        softcap: float = 50.0,
+        scale: float | None = None,
+    ) -> None:
+        """It is not called."""
+
+    window = Window("count", unbounded=NO_BOUND)
+    claims = replace(SINGLE, causal="top_left", scores=Scores(window=window))
+    taken = Kernel.read(kernel, claims, "b h l d")
+    query = torch.zeros(1, 2, 3, 4)
+
+    given = taken.arguments(query, query, Options())
+    slopes = given.pop("slopes")
+    assert given == {"window_size": NO_BOUND, "causal": False, "softcap": NO_CAP}
+    assert slopes.tolist() == [0.0, 0.0]
+    said = taken.arguments(query, query, Options(is_causal=True, softcap=2.0, window=(1, 0)))
+    assert (said["causal"], said["softcap"], said["window_size"]) == (True, 2.0, 2)

@@ -253,6 +253,11 @@ def test_report_prints_in_lines_and_opens_in_a_notebook() -> None:
     assert "<known>" not in html
 
 
+def test_a_report_that_was_stopped_does_not_say_that_what_passes_fails() -> None:
+    stopped = replace(two_implementations(), verdicts=(verdict("x", "MSK-1"),), incomplete=True)
+    assert repr(stopped) == "x: not judged in full (1 pass)"
+
+
 def test_summary_fits_a_narrow_terminal() -> None:
     lines = [
         line
