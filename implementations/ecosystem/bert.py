@@ -18,6 +18,7 @@ class Bert(BertAttention):
         super().__init__(
             BertConfig(**sizes, attention_probs_dropout_prob=dropout, attn_implementation=attn)
         )
+        del self.output.LayerNorm  # it would be a parameter that gets no gradient
 
     def forward(self, hidden_states, attention_mask=None):
         eager = self.self.config._attn_implementation == "eager"
