@@ -216,13 +216,20 @@ def alike_with_one_head(maps: Iterable[ParameterMap]) -> list[ParameterMap]:
     """Return the first of those maps that differ only in where the axis of heads is."""
     first: dict[str, ParameterMap] = {}
     for each in maps:
-        layouts = []
-        for key, path in each.items():
-            name, pattern = (path, "") if isinstance(path, str) or path is None else path
-            before, _, after = re.sub(r"\bh ?| h\b", "", pattern).partition(" -> ")
-            layouts.append((key, name, after if after != before else ""))
+        layouts = {key: _without_heads(path) for key, path in each.items()}
         first.setdefault(str(layouts), each)
     return list(first.values())
+
+
+def _without_heads(path: ParameterPath) -> tuple[str | None, str]:
+    """Return the name in a path, and its layout of one head; "" where that is the contract's."""
+    if path is None or isinstance(path, str):
+        return path, ""
+    name, pattern = path
+    before, _, after = re.sub(r"\bh ?| h\b", "", pattern).partition(" -> ")
+    if before == after:
+        return name, ""
+    return name, after
 
 
 def _interleaved_columns(parameters: ParameterMap) -> ParameterMap:
