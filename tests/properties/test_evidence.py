@@ -1,4 +1,4 @@
-"""MSK-6 and NUM-5: the cases and the rows in which a wrong answer can show."""
+"""MSK-6, HED-2 and NUM-5: the cases and the rows in which a wrong answer can show."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from mha.conformance.cases.case import Case
 from mha.conformance.harness.assertions import Discard
 from mha.conformance.harness.session import Session
+from mha.conformance.properties.heads import heads_are_independent
 from mha.conformance.properties.long_rows import _sampled_rows
 from mha.conformance.properties.support.mask_entries import expect_entry_of_its_own_row
 from mha.implementations.modular import implementation
@@ -22,6 +23,14 @@ def test_entry_of_all_rows_is_no_evidence() -> None:
     alone = replace(ITEMS, B=1)
     with pytest.raises(Discard, match="no other one could be affected"):
         expect_entry_of_its_own_row(Session(implementation, alone), alone)
+
+
+def test_head_whose_weights_stay_is_no_evidence() -> None:
+    case = Case(n_heads=2, head_dim=4, L=3, S=3, inputs="self", seed=1)
+    heads_are_independent(Session(implementation, case), case)
+    one_key = replace(case, L=1, S=1)
+    with pytest.raises(Discard, match="nothing changes with head 1's rows"):
+        heads_are_independent(Session(implementation, one_key), one_key)
 
 
 @pytest.mark.parametrize(
