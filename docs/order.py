@@ -67,7 +67,8 @@ LATE = (
     *("MaskForgottenBesideWindow", "SinkOfTheKeyHead", "WholeHeadsUnmasked", "MaskOnQueries"),
     *("FirstItemForAll", "UnguardedPaddingOfNumbers", "FirstHeadOfItems", "FlatMaskForgotten"),
     *("MaskOf64Heads", "CausalForgottenBesideWindow", "UnboundedIsLength", "ZeroScaleIsNone"),
-    *("GroupsTiledInLongRows", "TriangleOfSoManyQueries", "TriangleOf2048"),
+    *("GroupsTiledInLongRows", "TriangleOfSoManyQueries", "TriangleOf2048", "KeylessRowsSeeAll"),
+    *("WindowForgottenBesideChunks", "CapForgottenBesideWindow", "WindowOfOneLessForOneQuery"),
 )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
+from typing import Any
 
 from mha.conformance.embedded.cases import TILE, KernelCase
 from mha.conformance.embedded.order import ORDER
@@ -234,7 +236,22 @@ def _of_pairs(claims: Claims) -> Iterator[KernelCase]:
     yield replace(grouped, clause="SNK-1", about="sinks of heads that share keys", sinks="mixed")
     yield replace(grouped, clause="ALB-1", about="slopes of heads that share keys", slopes=True)
     yield replace(grouped, clause="WIN-1", about="a window, heads share keys", window=(9, 3))
-    yield replace(base, clause="WIN-1", about="a window beside slopes", window=(9, 3), slopes=True)
+    yield from _of_two_options(base)
+    rows = replace(base, about="sinks, in rows without a key too", mask="rows", sinks="mixed")
+    yield replace(rows, clause="SNK-1")
+
+
+def _of_two_options(base: KernelCase) -> Iterator[KernelCase]:
+    """Yield each pair of options of the scores."""
+    options: dict[str, tuple[str, dict[str, Any]]] = {
+        "a window": ("WIN-1", {"window": (9, 3)}),
+        "chunks": ("CHK-1", {"chunk": 16}),
+        "a cap": ("CAP-1", {"softcap": 3.0}),
+        "sinks": ("SNK-1", {"sinks": "mixed"}),
+        "slopes": ("ALB-1", {"slopes": True}),
+    }
+    for (one, (_, given)), (other, (clause, beside)) in combinations(options.items(), 2):
+        yield replace(base, clause=clause, about=f"{other} beside {one}", **given, **beside)
 
 
 def _of_broadcast_masks() -> Iterator[KernelCase]:
@@ -263,7 +280,8 @@ def _of_rare_calls(claims: Claims) -> Iterator[KernelCase]:
     """Yield calls that take another way through a kernel, or that programs make late."""
     alignment = claims.alignment or "top_left"
     window = KernelCase(clause="WIN-1", alignment=alignment, L=65)
-    yield replace(window, about="one query with a window", window=(9, 3), L=1)
+    for bounds in ((9, 3), (0, 3)):
+        yield replace(window, about="one query with a window", window=bounds, L=1)
     about = "a causal call with a window of later keys"
     yield replace(window, about=about, window=(7, 3), causal=True)
     about = "without a bound on one side, more queries than keys"
@@ -278,7 +296,7 @@ def _of_rare_calls(claims: Claims) -> Iterator[KernelCase]:
     yield replace(causal, S=20)
     yield causal
     about = "causal: more than 2048 places"
-    yield replace(causal, clause="CAU-2", about=about, B=1, H=1, L=2100, S=2130, d=16)
+    yield replace(causal, clause="CAU-2", about=about, B=1, H=1, L=2100, S=2130, d=64)
 
 
 def _is_claimed(case: KernelCase, claims: Claims) -> bool:

@@ -120,6 +120,10 @@ RARE = {
     "GroupsTiledInLongRows": ("longer rows",),
     "TriangleOfSoManyQueries": ("fewer keys than",),
     "TriangleOf2048": ("2048",),
+    "WindowForgottenBesideChunks": ("beside",),
+    "CapForgottenBesideWindow": ("beside",),
+    "KeylessRowsSeeAll": ("rows without a key too",),
+    "WindowOfOneLessForOneQuery": ("one query with a window",),
 }
 
 
