@@ -285,8 +285,8 @@ def _of_rare_calls(claims: Claims) -> Iterator[KernelCase]:
     about = "a causal call with a window of later keys"
     yield replace(window, about=about, window=(7, 3), causal=True)
     about = "without a bound on one side, more queries than keys"
-    for bounds in ((None, 2), (2, None)):
-        yield replace(window, clause="WIN-2", about=about, window=bounds, L=150)
+    for sides in ((None, 2), (2, None)):
+        yield replace(window, clause="WIN-2", about=about, window=sides, L=150)
     yield KernelCase(clause="SCL-1", about="a scale of 0", scale=0.0, L=9)
     about = "heads share keys, in longer rows"
     yield KernelCase(clause="GQA-1", about=about, H=4, H_kv=2, L=9, S=700)
