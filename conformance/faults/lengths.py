@@ -125,3 +125,18 @@ class ZeroTimesNaNBesideWindow(Complete):
         if self.options.window is None:
             return super().combine(weights, v, allowed)
         return weights @ v
+
+
+@fault(
+    "LEN-1",
+    claims=WITH_LSE,
+    caught_by="the_log_sum_exp_has_the_lengths_beside_options",
+    trigger="lengths and a cap",
+)
+class LseAfterTheLengthsBesideCap(Complete):
+    """With a cap, the log-sum-exp counts keys after the lengths."""
+
+    def log_sum_exp(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        if self.options.softcap is not None:
+            allowed, _ = allowed_by(without_lengths(self.options), scores)
+        return super().log_sum_exp(scores, allowed)

@@ -22,10 +22,12 @@ from mha.conformance.cases.mask_kinds import COMMON
 from mha.conformance.harness.assertions import assume, expect_close
 from mha.conformance.harness.recording import RecordedOutput
 from mha.conformance.harness.session import Session
+from mha.conformance.properties.lse import assume_lse_determined
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.support.domains import NEEDS_OPTIONS
 from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
+    assume_taken_together,
     expect_gradients,
     result_together,
 )
@@ -40,6 +42,17 @@ OF_ITEMS = Domain(
     need_weights=(False,),
     lengths=("keys", "both"),
     min_B=2,
+)
+BESIDE_OPTIONS = replace(
+    OF_ITEMS,
+    windows=(None, (1, 0), (2, 1)),
+    chunks=(None, 2),
+    softcaps=(None, 1.0),
+    sinks=("none", "mixed"),
+    slopes=("none", "mixed"),
+    scales=(None, 2.0),
+    variants=("plain", "grouped"),
+    min_heads=2,
 )
 ALONE = "the oracle's value, of each item with its own lengths"
 
@@ -117,18 +130,7 @@ def what_is_after_a_length_reaches_nothing(session: Session, case: Case) -> None
 
 @property_of(
     "LEN-1",
-    replace(
-        OF_ITEMS,
-        windows=(None, (1, 0), (2, 1)),
-        chunks=(None, 2),
-        softcaps=(None, 1.0),
-        sinks=("none", "mixed"),
-        slopes=("none", "mixed"),
-        variants=("plain", "grouped"),
-        layouts=DENSE,
-        dtypes=WIDE_RANGE,
-        min_heads=2,
-    ),
+    replace(BESIDE_OPTIONS, layouts=DENSE, dtypes=WIDE_RANGE),
     needs=("lengths", NEEDS_OPTIONS),
     requires="LEN-1",
     must_reject=("ignores_lengths",),
@@ -192,17 +194,7 @@ def gradients_have_the_lengths(session: Session, case: Case) -> None:
 
 @property_of(
     "LEN-1",
-    replace(
-        OF_ITEMS,
-        windows=(None, (1, 0), (2, 1)),
-        chunks=(None, 2),
-        softcaps=(None, 1.0),
-        sinks=("none", "mixed"),
-        slopes=("none", "mixed"),
-        scales=(None, 2.0),
-        variants=("plain", "grouped"),
-        min_heads=2,
-    ),
+    BESIDE_OPTIONS,
     needs="lengths",
     requires="LEN-1",
     must_reject=("ignores_lengths",),
@@ -228,7 +220,29 @@ def lengths_go_with_other_options(session: Session, case: Case) -> None:
 )
 def the_log_sum_exp_has_the_lengths(session: Session, case: Case) -> None:
     """With lengths the log-sum-exp of an item's own queries is within the bound."""
+    _expect_lse_of_own_rows(session, case.problem())
+
+
+@property_of(
+    "LEN-1",
+    replace(BESIDE_OPTIONS, lse=(True,)),
+    needs=("lengths", "lse", NEEDS_OPTIONS),
+    requires="LSE-1",
+    must_reject=("lse_of_all_keys",),
+    min_rejection_rate=0.5,
+    max_cases=20,
+    number=8,
+)
+def the_log_sum_exp_has_the_lengths_beside_options(session: Session, case: Case) -> None:
+    """Beside other options, the log-sum-exp of an item's own queries is within the bound."""
     problem = case.problem()
+    assume_lse_determined(session, problem)
+    assume_taken_together(session, problem)
+    _expect_lse_of_own_rows(session, problem)
+
+
+def _expect_lse_of_own_rows(session: Session, problem: Problem) -> None:
+    """Expect the oracle's log-sum-exp in the rows of an item's own queries."""
     assume_answered(session, problem)
     result, expected = session(problem), session.expected(problem).lse
     assert result.lse is not None

@@ -93,12 +93,12 @@ def _expect_lse(session: Session, problem: Problem) -> None:
 def the_log_sum_exp_goes_with_other_options(session: Session, case: Case) -> None:
     """With other options on the scores, the log-sum-exp and the context are within the bound."""
     problem = case.problem()
-    _assume_lse_determined(session, problem)
+    assume_lse_determined(session, problem)
     assume_taken_together(session, problem)
     _expect_lse(session, problem)
 
 
-def _assume_lse_determined(session: Session, problem: Problem) -> None:
+def assume_lse_determined(session: Session, problem: Problem) -> None:
     """Discard a case whose options leave open what the log-sum-exp is."""
     declared, options = session.claims.scores.alibi, problem.options
     from_anywhere = declared is not None and declared.origin == "any"
@@ -176,7 +176,7 @@ def _expect_gradients_with_lse(session: Session, case: Case, problem: Problem) -
 def the_gradient_of_the_log_sum_exp_goes_with_other_options(session: Session, case: Case) -> None:
     """With other options on the scores, the gradients of such a loss are within the bound."""
     problem = case.problem()
-    _assume_lse_determined(session, problem)
+    assume_lse_determined(session, problem)
     assume(not has_empty_row(session, problem), "a row is empty, whose log-sum-exp is infinite")
     assume_taken_together(session, problem)
     _expect_gradients_with_lse(session, case, problem)
