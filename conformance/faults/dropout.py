@@ -343,3 +343,18 @@ class WeightsAfterDropout(Complete):
     def attend(self, query: Tensor, *rest: Any) -> Output:
         output, weights, _ = super().attend(query, *rest)
         return Output(output, None if weights is None else self.dropped)
+
+
+@fault(
+    "DRP-2",
+    caught_by="each_weight_of_a_window_is_dropped_alone",
+    trigger="a window, in training",
+)
+class NotRescaledInWindow(Complete):
+    """With a window, the kept weights are not rescaled by 1 / (1 - p)."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        dropped = super().drop(weights)
+        if self.options.window is None or not self.training:
+            return dropped
+        return dropped * (1 - self.config.dropout)

@@ -134,6 +134,27 @@ def each_probability_is_of_its_own_place(session: Session, case: Case) -> None:
     _expect_dropped_outputs(session, case, 17, 0.5, of_weights=0.0)
 
 
+@property_of(
+    "DRP-2",
+    replace(
+        DROPOUT_PATTERNS,
+        masks=("none",),
+        windows=((8, 0), (3, 2), (None, 4)),
+        softcaps=(None, 1.0),
+        scales=(None, 2.0),
+    ),
+    needs=("dropout=True", "scores.window"),
+    requires="WIN-1",
+    must_reject=("lopsided",),
+    max_cases=4,
+    number=9,
+)
+def each_weight_of_a_window_is_dropped_alone(session: Session, case: Case) -> None:
+    """In training with a window, its weights are dropped as any other ones are."""
+    case = with_width(replace(case, L=17, S=17), session.claims, 2 * 17 + 1)
+    expect_dropped_weights(session, case.problem(), 0.5, case.seed)
+
+
 def _expect_dropped_outputs(
     session: Session, case: Case, length: int, dropout: float, of_weights: float | None = None
 ) -> None:
