@@ -15,7 +15,6 @@ from mha.spec import Options
     caught_by="decoding_goes_with_options",
     script_shows=False,
     trigger="decoding with a window",
-    source="https://github.com/mistralai/mistral-inference/issues/60",
 )
 class WindowOfOneMoreDecoded(Complete):
     """Decoding keeps one key more than the window has."""
