@@ -220,7 +220,8 @@ class Declared:
     def unknown_inputs(self) -> list[str]:
         """The parameters that each call requires, and whose names say nothing."""
         known = {*NEUTRAL_MEANING, *self.signature.lengths}
-        known = known.union(*self.signature.scores.values())
+        for option in ("softcap", "sinks", "alibi", "window"):  # given what stands for none
+            known.update(self.signature.scores.get(option, ()))
         return [name for name in self.signature.others if name not in known]
 
     @property
