@@ -158,6 +158,8 @@ def read_subjects(file: Path) -> list[Subject]:
         titles = {name_of(case): title_of(case) for case in kernel_cases(claims[name])}
         seconds, failing = dict[str, float](), set[str]()
         for case, (cost, has_failed) in results.items():
+            if case != PROBES and case not in titles:
+                continue  # planned no more
             title = titles.get(case, case)
             seconds[title] = seconds.get(title, 0.0) + cost
             if has_failed:

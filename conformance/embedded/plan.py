@@ -47,7 +47,7 @@ def kernel_cases(claims: Claims, *, seed: int = 0, budget: int | None = None) ->
 
     >>> cases = kernel_cases(Claims(projections=False, dtypes={"bfloat16"}), budget=3)
     >>> [case.clause for case in cases]
-    ['NUM-1', 'MSK-8', 'MSK-6']
+    ['NUM-1', 'MSK-8', 'MSK-5']
     """
     dtypes = [name for name in DTYPES if name in claims.dtypes][:2]
     planned = [case for case in _planned(claims) if _is_claimed(case, claims)]
