@@ -139,7 +139,9 @@ class _Formula:
             if self.dtype == self.rounded_to:
                 error = min(error, difference(output, rounded))
         clear = difference(exact, right) > CLEAR * SLACK * allowed
-        most = max(SLACK * allowed, self.defect.unexplained * difference(output, right))
+        most, whole_error = SLACK * allowed, difference(output, right)
+        if math.isfinite(whole_error):  # of NaN and infinity, no share is left unexplained
+            most = max(most, self.defect.unexplained * whole_error)
         is_wrong = bool(self.call.wrong[rows].any())
         return Fit(self.call, error <= most, clear and is_wrong, whole)
 

@@ -29,6 +29,7 @@ from mha.conformance.reports.html import to_html
 from mha.conformance.reports.markdown import to_markdown
 from mha.conformance.reports.summary import cause_of, findings
 from mha.conformance.reports.text import describe, summarise
+from mha.implementations import from_kernel
 from mha.spec import CLAUSES, Claims, Options, Output
 from support.diagnoses import EXPECTED, diagnosed
 from support.planted import PLANTED, MaskOfNextItem, TriangleOffByOne
@@ -273,6 +274,23 @@ FAILED = report(
     verdict("mine", "SMX-6", "fail", diagnosis=CAUSE),
     verdict("mine", "SMX-6", "fail", dtype="float64", diagnosis=CAUSE),
 )
+
+
+def strictly_causal(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    """A query does not see its own key, so that the first one gets NaN."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if is_causal:
+        earlier = torch.ones_like(scores, dtype=torch.bool).tril(-1)
+        scores = scores.masked_fill(~earlier, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def test_nan_is_not_explained_by_coarse_products() -> None:
+    claims = Claims(masks=(), causal="top_left", returns_weights=False)
+    kernel = from_kernel(strictly_causal, mask=None, claims=claims)
+    (failed,) = check(kernel, "quick", clauses=["CAU-2"], dtypes=["float32"]).verdicts
+    assert failed.status == "fail"
+    assert "TF32" not in failed.diagnosis
 
 
 def test_every_report_leads_with_the_cause_once() -> None:
