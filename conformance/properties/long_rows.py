@@ -49,7 +49,7 @@ def _sampled_rows(case: Case, *, rotates: bool) -> Tensor:
     # the scores.
     if case.causal:
         rows[0] = 0
-    if rotates:
+    if rotates and case.L > 1:
         rows[1 if case.causal else 0] = min(2, case.L - 1)
     return rows
 

@@ -45,3 +45,9 @@ def test_rows_are_sampled_where_rounding_has_little_room(
     assert rows[: len(first)] == first
     assert rows[-1] == 511
     assert len({*rows}) == 4
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_single_row_is_sampled(causal: bool) -> None:
+    case = Case(L=1, S=512, causal=causal)
+    assert _sampled_rows(case, rotates=True).tolist() == [0]
