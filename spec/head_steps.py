@@ -16,7 +16,8 @@ rho = 3 gamma(n + 3) mean(x^2) / r-^2 (+) 4 u_s, which covers the difference mea
 squares and means that are stored, and the eps; 1 / r by 1 / sqrt(1 - rho) - 1; then the quotient,
 1 + g, and two products are rounded, and stored. For a norm of kind "l2", sums stand for the means
 of squares and products everywhere, and rms(dx) is the length of dx. For "unit_rms", 1 / r is the
-product of two numbers that are rounded, and stored.
+product of two numbers that are rounded, and stored, and what underflows before the product with
+the root of the width is multiplied by that.
 
 Backward. With h = c / r and the gradient dy of y,
 
@@ -125,6 +126,12 @@ class Norm:
             return self.eps / self.terms(x)
         return self.eps
 
+    def _underflow(self, x: Tensor) -> float:
+        """Return what may underflow before the product with the root of the width multiplies it."""
+        if self.norm.kind != "unit_rms":
+            return 0.0
+        return math.sqrt(self.terms(x)) * (self.units.subnormal + self.units.flush)
+
     def follows(self, x: Tensor) -> Tensor | float:
         """Return 1 where r changes with the numbers, and 0 where it is the least length, which does
         not.
@@ -175,6 +182,7 @@ class Norm:
         h = c / r
         rad = (d_c + h.abs() * moved) / least
         rad = rad + inverse.nan_to_num(nan=float("inf")) * (h.abs() + rad)
+        rad = rad + self._underflow(x.mid)
         # A number of 0 in a row that may overflow is not known either.
         return Ball(h, rad.nan_to_num(nan=float("inf"), posinf=float("inf"))), least, inverse
 
@@ -190,7 +198,8 @@ class Norm:
         rad = self.weight.abs() * h.rad + (units.store + 2 * units.accumulate) * size
         if self.norm.weight == "offset":
             rad = rad + units.subnormal * h.size
-        return Ball(self.weight * h.mid, rad + units.flush).stored(units)
+        rad = rad + units.flush + self._underflow(x.mid)
+        return Ball(self.weight * h.mid, rad).stored(units)
 
     def exact(self, x: Tensor) -> Tensor:
         """Return normed numbers in float64."""

@@ -269,3 +269,23 @@ def test_length_below_the_least_one_is_that_and_does_not_change() -> None:
     exact = Ball.exact(x.detach())
     back, _ = step.backward(exact, Sized(Ball.exact(upstream), upstream.abs()))
     torch.testing.assert_close(back.ball.mid, gradient)
+
+
+@pytest.mark.parametrize("gain", [None, 1 / 16])
+def test_quotients_may_underflow_before_the_product_with_the_root_of_the_width(
+    gain: float | None,
+) -> None:
+    """In float16, small columns of `F.normalize(x) * gain * 8` are within the bound."""
+    weight = None if gain is None else torch.full((64,), gain).half()
+    norm = QkNorm("unit_rms", eps=1e-24, weight=None if gain is None else "scale")
+    x = torch.ones(1, 1, 200, 64).half()
+    x[..., 1:8] = 1.37
+    x[0, 0, :, 63] = torch.arange(200) * 2.0**-24
+    found = F.normalize(x, dim=-1)
+    if weight is not None:
+        found = found * weight
+    found = 8 * found
+    of_heads = Norm.of(norm, weight, 64, 1e-24, units_of(torch.float16))
+    expected = of_heads.forward(Ball.exact(x.double()))
+    assert bool(((found.double() - expected.mid).abs() <= expected.rad).all())
+    assert float(expected.rad.max()) < 0.01  # and no larger than is needed
