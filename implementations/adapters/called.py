@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import Any
 
@@ -31,6 +31,21 @@ def call_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter
         if NEUTRAL_MEANING.get(name) == "rotation":
             parameters[name] = parameter.replace(default=parameter.empty, annotation=tuple)
     return parameters
+
+
+def passed_on(parameters: Iterable[inspect.Parameter]) -> str:
+    """Return the code of arguments by which a function passes on its own ones.
+
+    >>> def attend(q, *others, scale=None, **options): ...
+    >>> passed_on(inspect.signature(attend).parameters.values())
+    'q, *others, scale=scale, **options'
+    """
+    forms = {
+        inspect.Parameter.VAR_POSITIONAL: "*{0}",
+        inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
+        inspect.Parameter.VAR_KEYWORD: "**{0}",
+    }
+    return ", ".join(forms.get(each.kind, "{0}").format(each.name) for each in parameters)
 
 
 def forward_of(cls: type) -> Callable[..., Any]:

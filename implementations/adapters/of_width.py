@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mha.implementations.adapters.called import forward_of
+from mha.implementations.adapters.called import forward_of, passed_on
 
 # What a constructor is given, as code, and by the width of a head.
 WIDTH, ROOT, SCALE, NO_DROPOUT = "{}", "{} ** 0.5", "{} ** -0.5", "0.0"
@@ -48,11 +48,9 @@ class OfWidth:
 
         label: of the class.
         """
-        names = [*self.__signature__.parameters]
-        bare = []
-        for each in self.__signature__.parameters.values():
-            bare.append(each.replace(annotation=inspect.Parameter.empty))
-        width = f"{names[0]}.shape[-1]"
+        own = [*self.__signature__.parameters.values()]
+        bare = [each.replace(annotation=inspect.Parameter.empty) for each in own]
+        width = f"{own[0].name}.shape[-1]"
         given = [f"{name}={code.format(width)}" for name, code in self.given.items()]
         taken = str(inspect.Signature(bare))[1:-1]
-        return f"lambda {taken}: {label}({', '.join(given)}).eval()({', '.join(names)})"
+        return f"lambda {taken}: {label}({', '.join(given)}).eval()({passed_on(own)})"

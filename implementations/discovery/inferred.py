@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.autograd.function import FunctionMeta
 
+from mha.implementations.adapters.called import passed_on
 from mha.implementations.adapters.construction import makes_modules
 from mha.implementations.adapters.constructor_names import without_partial
 from mha.implementations.discovery.errors import ImplementationError
@@ -71,5 +72,4 @@ def _function_of(instance: str, called: FunctionType) -> str:
     """Return the code of a function that calls an object; called: its method `__call__`."""
     own = [*signature(called).parameters.values()][1:]
     unannotated = [each.replace(annotation=Parameter.empty) for each in own]
-    names = ", ".join(each.name for each in own)
-    return f"def attend{Signature(unannotated)}: return {instance}({names})"
+    return f"def attend{Signature(unannotated)}: return {instance}({passed_on(own)})"

@@ -50,6 +50,12 @@ class ByScale(nn.Module):
         return (q @ k.mT * self.scale).softmax(-1) @ v
 
 
+class ByName(ByScale):
+    def forward(self, *, q: Tensor, k: Tensor, v: Tensor, **others: Any) -> Tensor:
+        del others
+        return super().forward(q, k, v)
+
+
 class WithWeights(ByScale):
     def __init__(self, scale: float) -> None:
         super().__init__(scale)
@@ -71,6 +77,10 @@ CODE = {
         " attn_dropout=0.0).eval()(q, k, v, mask)"
     ),
     ByScale: "lambda q, k, v: ByScale(scale=q.shape[-1] ** -0.5).eval()(q, k, v)",
+    ByName: (
+        "lambda *, q, k, v, **others: ByName(scale=q.shape[-1] ** -0.5).eval()"
+        "(q=q, k=k, v=v, **others)"
+    ),
 }
 
 

@@ -35,7 +35,12 @@ class Blocked:
         raise NotImplementedError
 
 
-blocked = Blocked()
+class BlockedByName:
+    def __call__(self, *, q: object, k: object, v: object) -> object:
+        raise NotImplementedError
+
+
+blocked, blocked_by_name = Blocked(), BlockedByName()
 
 
 UNRESOLVED = {
@@ -48,6 +53,9 @@ UNRESOLVED = {
     ),
     f"{__file__}:blocked": (
         r"name a function that calls it: def attend\(q, k, v, scale=None\): return blocked\(q, k,"
+    ),
+    f"{__file__}:blocked_by_name": (
+        r"def attend\(\*, q, k, v\): return blocked_by_name\(q=q, k=k, v=v\)"
     ),
     f"{__file__}:MODULE": "is of type Correct, .*; name the class Correct instead",
     "mha.spec:CLAUSES": (
