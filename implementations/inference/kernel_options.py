@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -50,15 +52,26 @@ def find_forward_only(candidate: Candidate) -> Candidate:
 
 def find_unrecorded(candidate: Candidate) -> Candidate:
     """Claim no gradients for a function whose decorator says that no graph is recorded."""
-    function: Any = candidate.declared.constructor
-    while function is not None and candidate.claimed("gradients"):
-        for cell in getattr(function, "__closure__", None) or ():
-            mode = getattr(cell.cell_contents, "__self__", None)
-            if isinstance(mode, torch.no_grad | torch.inference_mode):
-                finding = f"none: it is decorated with torch.{type(mode).__name__}()"
-                return candidate.claiming(gradients=False).noting("gradients", finding)
-        function = getattr(function, "__wrapped__", None)
+    if not candidate.claimed("gradients"):
+        return candidate
+    for held in _held_in_closures(candidate.declared.constructor):
+        mode = getattr(held, "__self__", None)
+        if isinstance(mode, torch.no_grad | torch.inference_mode):
+            finding = f"none: it is decorated with torch.{type(mode).__name__}()"
+            unrecorded = candidate.claiming(gradients=False)
+            return unrecorded.noting("gradients", finding, "by its decorator")
     return candidate
+
+
+def _held_in_closures(function: Any) -> Iterator[Any]:
+    """Yield what a function, and those that it wraps, hold."""
+    while function is not None:
+        for cell in getattr(function, "__closure__", None) or ():
+            held = None
+            with suppress(ValueError):  # a name that has no value yet
+                held = cell.cell_contents
+            yield held
+        function = getattr(function, "__wrapped__", None)
 
 
 def find_key_heads(candidate: Candidate) -> Candidate:

@@ -16,7 +16,6 @@ from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Config, Weights
 from mha.spec.claims import DTYPES
 from support.judging import expect_conforms, expect_pass, verdict_of
-from support.readings import findings
 
 
 def batched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -349,4 +348,15 @@ def without_a_graph(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def test_kernel_that_is_decorated_with_no_grad_claims_no_gradients() -> None:
     inference = infer_kernel(without_a_graph)
     assert not inference.implementation.claims.gradients
-    assert findings(inference)["gradients"] == "none: it is decorated with torch.no_grad()"
+    row = "none: it is decorated with torch.no_grad()  [by its decorator]"
+    assert row in inference.report()
+
+
+def test_kernel_with_a_name_that_has_no_value_yet_is_read() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not q.ndim:
+            return later
+        return scaled(q, k, v, causal=False, sm_scale=q.shape[-1] ** -0.5)
+
+    assert infer_kernel(attend).implementation.claims.gradients
+    later = torch.zeros(())
