@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mha.implementations.adapters.names import NEUTRAL_MEANING, PAIRED
 from mha.implementations.inference.declared import Declared
 from mha.implementations.inference.rows import Row
+from mha.spec import Window
 
 # What a call is given for a required parameter that is not judged, by its meaning.
 ROTATIONS = {"cosines": "1", "sines": "0", "rotation": "cosines of 1 and sines of 0"}
@@ -67,13 +68,22 @@ def _without_options(declared: Declared) -> Iterator[tuple[str, str]]:
     """Yield the options about the scores that each call gives, and what stands for none."""
     signature, window = declared.signature, declared.claimed("scores").window
     in_each_call = (*signature.others, *signature.acting)
+    values = {}
     for option, value in WITHOUT.items():
-        for name in signature.scores.get(option, ()):
-            if name in in_each_call:
-                yield name, value
-    for name in signature.scores.get("window", ()):
-        if name in in_each_call and window:
-            yield name, str(window.unbounded)
+        values.update(dict.fromkeys(signature.scores.get(option, ()), value))
+    if window:
+        values.update(_without_bounds(window, signature.scores.get("window", ())))
+    for name, value in values.items():
+        if name in in_each_call:
+            yield name, value
+
+
+def _without_bounds(window: Window, names: Sequence[str]) -> dict[str, str]:
+    """Return what the arguments of a window are where it has no bounds, as code."""
+    numbers = window.numbers((None, None))
+    if len(names) == len(numbers):
+        return dict(zip(names, map(str, numbers), strict=True))
+    return dict.fromkeys(names, str(numbers))
 
 
 def _given(name: str, declared: Declared) -> str:

@@ -81,7 +81,7 @@ READINGS: dict[Callable[..., Tensor], tuple[Scores, str]] = {
     ),
     in_a_window_by_default: (
         Scores(window=Window("left_right", unbounded=NO_BOUND), alignment="bottom_right"),
-        f"window_size={NO_BOUND}",
+        f"window_size=({NO_BOUND}, {NO_BOUND})",
     ),
     in_a_window_of_sides: (
         Scores(window=Window("left_right", unbounded=NO_BOUND), alignment="bottom_right"),
