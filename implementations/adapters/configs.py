@@ -7,6 +7,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any, get_args, is_typeddict
 
@@ -154,11 +155,20 @@ def filled(cls: type, values: Mapping[str, Any], options: Mapping[str, Any]) -> 
         if name in accepted and name not in taken and _may_be_number(accepted[name]):
             taken[name] = value
     made = cls(**taken)
+    made_of_others = _fields_of_others(cls)
     later = {name: value for name, value in {**values, **options}.items() if name not in accepted}
     for name, value in later.items():
-        if name in options or isinstance(getattr(made, name, ""), NUMBER):
+        is_held = isinstance(getattr(made, name, ""), NUMBER) and name not in made_of_others
+        if name in options or is_held:
             setattr(made, name, value)
     return made
+
+
+def _fields_of_others(cls: type) -> set[str]:
+    """Return the fields of a dataclass that its constructor does not take, but makes of others."""
+    if not is_dataclass(cls):
+        return set()
+    return {field.name for field in fields(cls) if not field.init}
 
 
 def _may_be_number(parameter: inspect.Parameter) -> bool:
