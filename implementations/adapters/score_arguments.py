@@ -65,6 +65,17 @@ def acting_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]
     return tuple(name for name, each in parameters.items() if acts_by_default(name, each.default))
 
 
+def has_number_for_none(option: str, name: str) -> bool:
+    """Return whether some number, given as an argument, says that its option is left out.
+
+    >>> has_number_for_none("alibi", "slopes"), has_number_for_none("alibi", "use_alibi")
+    (True, False)
+    """
+    if option == "alibi":
+        return name not in SLOPES_SWITCHES
+    return option in ("sinks", "softcap")
+
+
 @dataclass(frozen=True)
 class ScoreArguments:
     """How options about scores become arguments.

@@ -19,6 +19,7 @@ from mha.implementations.adapters.mask_forms import MaskedNumber, MaskFormat, Pa
 from mha.implementations.adapters.module import ModuleImplementation, from_module
 from mha.implementations.adapters.names import NEUTRAL_MEANING
 from mha.implementations.adapters.neutral import Neutral
+from mha.implementations.adapters.score_arguments import has_number_for_none
 from mha.implementations.adapters.signature import Signature, signature_of
 from mha.implementations.inference.declaration import (
     code_of_declaration,
@@ -218,11 +219,18 @@ class Declared:
 
     @property
     def unknown_inputs(self) -> list[str]:
-        """The parameters that each call requires, and whose names say nothing."""
+        """The parameters that each call requires, and is given None for, whatever that means."""
         known = {*NEUTRAL_MEANING, *self.signature.lengths}
-        for option in ("softcap", "sinks", "alibi", "window"):  # given what stands for none
-            known.update(self.signature.scores.get(option, ()))
+        for option, names in self.signature.scores.items():
+            known.update(name for name in names if self._is_known(option, name))
         return [name for name in self.signature.others if name not in known]
+
+    def _is_known(self, option: str, name: str) -> bool:
+        """Return whether an argument about the scores is claimed, or has a number for none."""
+        scores, lse = self.claimed("scores"), self.claimed("lse")
+        claims = {"alibi_switch": scores.alibi, "return_lse": lse}
+        is_claimed = bool(claims.get(option, getattr(scores, option, None)))
+        return is_claimed or has_number_for_none(option, name)
 
     @property
     def may_leave_out_memory(self) -> bool:

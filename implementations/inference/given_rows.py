@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mha.implementations.adapters.names import NEUTRAL_MEANING, PAIRED
+from mha.implementations.adapters.score_arguments import has_number_for_none
 from mha.implementations.inference.declared import Declared
 from mha.implementations.inference.rows import Row
 from mha.spec import Window
@@ -70,7 +71,9 @@ def _without_options(declared: Declared) -> Iterator[tuple[str, str]]:
     in_each_call = (*signature.others, *signature.acting)
     values = {}
     for option, value in WITHOUT.items():
-        values.update(dict.fromkeys(signature.scores.get(option, ()), value))
+        for name in signature.scores.get(option, ()):
+            if option == "scale" or has_number_for_none(option, name):
+                values[name] = value
     if window:
         values.update(_without_bounds(window, signature.scores.get("window", ())))
     for name, value in values.items():

@@ -132,6 +132,19 @@ def test_float16_is_claimed_only_where_scores_survive_what_stands_for_no_cap(
     assert ("float16" in found.implementation.claims.dtypes) is is_claimed
 
 
+def switched(q: Tensor, k: Tensor, v: Tensor, alibi: Any) -> Tensor:
+    p, t = places(q, k)
+    distances = (p - t).abs() if alibi else 0 * t
+    return attend(scores_of(q, k) - distances, v)
+
+
+def test_a_required_switch_of_slopes_is_said_to_be_none_and_not_covered() -> None:
+    found = infer_kernel(switched)
+    assert [row.finding for row in found.rows if row.topic == "given None"] == ["alibi"]
+    assert not [row for row in found.rows if row.topic == "given"]
+    assert "alibi=None" in found.not_covered
+
+
 def test_how_many_queries_share_a_key_head_is_given_by_its_name() -> None:
     def grouped(q: Tensor, k: Tensor, v: Tensor, n_rep: int) -> Tensor:
         k, v = (x.repeat_interleave(n_rep, 1) for x in (k, v))
