@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from mha.implementations.adapters.called import forward_of, passed_on
+from mha.implementations.adapters.signature import input_names
 
 # What a constructor is given, as code, and by the width of a head.
 WIDTH, ROOT, SCALE, NO_DROPOUT = "{}", "{} ** 0.5", "{} ** -0.5", "0.0"
@@ -23,7 +24,8 @@ VALUES: dict[str, Callable[[int], float]] = {
 class OfWidth:
     """A function of query, key and value that makes a module for the width of the query's heads.
 
-    constructor: its class, whose forward has the parameters of the function.
+    constructor: its class, whose forward has the parameters of the function, the three inputs by
+        known names.
     given: for each parameter of the constructor that is given, one of `VALUES`.
     """
 
@@ -35,8 +37,13 @@ class OfWidth:
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Make the module, and call it."""
-        query = next(x for x in (*inputs, *options.values()) if isinstance(x, Tensor))
-        return self.made(query.shape[-1])(*inputs, **options)
+        given = self.__signature__.bind_partial(*inputs, **options).arguments
+        return self.made(given[self.query].shape[-1])(*inputs, **options)
+
+    @property
+    def query(self) -> str:
+        """The name of the query, whose width is that of the heads; values may have another one."""
+        return input_names(self.__signature__.parameters)[0]
 
     def made(self, width: int) -> nn.Module:
         """Return the module for heads of a width."""
@@ -50,7 +57,7 @@ class OfWidth:
         """
         own = [*self.__signature__.parameters.values()]
         bare = [each.replace(annotation=inspect.Parameter.empty) for each in own]
-        width = f"{own[0].name}.shape[-1]"
+        width = f"{self.query}.shape[-1]"
         given = [f"{name}={code.format(width)}" for name, code in self.given.items()]
         taken = str(inspect.Signature(bare))[1:-1]
         return f"lambda {taken}: {label}({', '.join(given)}).eval()({passed_on(own)})"

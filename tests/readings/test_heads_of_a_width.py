@@ -56,6 +56,11 @@ class ByName(ByScale):
         return super().forward(q, k, v)
 
 
+class ValuesFirst(ByScale):
+    def forward(self, value: Tensor, key: Tensor, query: Tensor) -> Tensor:
+        return super().forward(query, key, value)
+
+
 class WithWeights(ByScale):
     def __init__(self, scale: float) -> None:
         super().__init__(scale)
@@ -77,6 +82,10 @@ CODE = {
         " attn_dropout=0.0).eval()(q, k, v, mask)"
     ),
     ByScale: "lambda q, k, v: ByScale(scale=q.shape[-1] ** -0.5).eval()(q, k, v)",
+    ValuesFirst: (
+        "lambda value, key, query: ValuesFirst(scale=query.shape[-1] ** -0.5).eval()"
+        "(value, key, query)"
+    ),
     ByName: (
         "lambda *, q, k, v, **others: ByName(scale=q.shape[-1] ** -0.5).eval()"
         "(q=q, k=k, v=v, **others)"
@@ -118,3 +127,9 @@ def test_each_width_has_a_module_of_its_own() -> None:
     for width in (2, 5):
         q = torch.randn(1, 1, 3, width)
         torch.testing.assert_close(kernel(q, q, q), ByScale(width**-0.5)(q, q, q))
+
+
+def test_width_is_that_of_the_query_wherever_that_comes() -> None:
+    kernel = OfWidth(ValuesFirst, {"scale": "{} ** -0.5"})
+    q, v = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 9)
+    torch.testing.assert_close(kernel(v, q, query=q), ByScale(0.5)(q, q, v))
