@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mha.implementations.adapters.construction import parameters_of
 from mha.implementations.adapters.constructor_names import causal_flags
+from mha.implementations.adapters.kernel_axes import ONE_QUERY, ONE_QUERY_EACH
 from mha.implementations.inference.candidate import OF_FORMULA, Candidate
 from mha.implementations.inference.causal_flags import (
     IDLE,
@@ -92,6 +93,8 @@ def _words(candidate: Candidate) -> str:
     flag, alignment = candidate.signature.is_causal, candidate.claimed("causal")
     if "always_causal" in candidate.claims:
         return "always, aligned bottom_right" if "causal" in candidate.claims else "always"
+    if candidate.declared.layout in (ONE_QUERY, *ONE_QUERY_EACH):
+        flag = "each query is given the keys up to its place"
     if flag:
         return f"{flag}, aligned {alignment}{_beside_mask(candidate)}"
     if candidate.declared.causal_by_default:

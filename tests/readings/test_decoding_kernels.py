@@ -117,7 +117,10 @@ def test_lengths_and_axes_of_a_decoding_kernel_are_found() -> None:
 
 
 def test_a_decoding_kernel_without_lengths_is_found() -> None:
-    assert infer_kernel(decode_all).implementation.layout == "b h d, b h l d"
+    found = infer_kernel(decode_all)
+    assert found.implementation.layout == "b h d, b h l d"
+    causal = [row.finding for row in found.rows if row.topic == "causal"]
+    assert causal == ["each query is given the keys up to its place, aligned bottom_right"]
 
 
 def test_an_item_without_a_key_decides_the_policy_of_a_kernel_with_lengths() -> None:
