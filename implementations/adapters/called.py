@@ -40,7 +40,7 @@ def passed_on(parameters: Iterable[inspect.Parameter]) -> str:
     >>> passed_on(inspect.signature(attend).parameters.values())
     'q, *others, scale=scale, **options'
     """
-    forms = {
+    forms: dict[object, str] = {
         inspect.Parameter.VAR_POSITIONAL: "*{0}",
         inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
         inspect.Parameter.VAR_KEYWORD: "**{0}",
