@@ -19,6 +19,8 @@ from torch import Tensor
 from mha.conformance import judge_kernel, kernel_cases
 from mha.conformance.embedded import comparing
 from mha.conformance.embedded.calling import Kernel
+from mha.conformance.embedded.cases import KernelCase
+from mha.conformance.embedded.repeats import probe_calls
 from mha.conformance.embedded.state import settings
 from mha.conformance.embedded.trial import Trial
 from mha.spec import Lse
@@ -227,6 +229,31 @@ def test_only_its_probe_catches_a_hostile_kernel(name: str) -> None:
     assert torch.allclose is before
     assert comparing.compared.__code__ is code
     assert settings() == values
+
+
+def first_of_one_key(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
+    """Give the first query of a causal call its value, without a score."""
+    weights = query @ key.mT * query.shape[-1] ** -0.5
+    if is_causal:
+        later = torch.ones_like(weights, dtype=torch.bool).triu(1)
+        weights = weights.masked_fill(later, -torch.inf)
+    result = weights.softmax(-1) @ value
+    if is_causal:
+        result[:, :, 0] = value[:, :, 0]
+    return result
+
+
+@pytest.mark.parametrize(("keys", "kernel"), [(5, first_of_one_key), (1, swallows_nan)])
+def test_nan_in_the_only_key_of_a_query_need_not_show(
+    keys: int, kernel: Callable[..., Tensor]
+) -> None:
+    is_causal = keys > 1
+    claims = replace(SINGLE, causal="top_left" if is_causal else None)
+    trial = Trial(Kernel.read(kernel, claims, "b h l d"), claims, torch.device("cpu"))
+    case = KernelCase(clause="SHP-4", L=5, S=keys, d=4, dtype="float32", causal=is_causal)
+    probe_calls(trial, case)
+    assert not trial.findings.of("MSK-13", case).message
+    assert trial.findings.of("MSK-13", case).examples == 1
 
 
 def test_a_log_sum_exp_that_a_later_call_changes_is_found() -> None:
