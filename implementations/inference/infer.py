@@ -14,12 +14,17 @@ import torch
 from torch import nn
 
 from mha.implementations.adapters.construction import (
+    SHORT,
+    Room,
     assumed_arguments,
+    construct,
     constructor_arguments,
 )
+from mha.implementations.adapters.constructor_names import without_partial
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.adapters.names import PAIRED
+from mha.implementations.adapters.widened import OneHead
 from mha.implementations.adapters.widths import (
     reads_no_number_of_heads,
     with_one_head,
@@ -42,7 +47,7 @@ from mha.implementations.inference.candidate import (
 from mha.implementations.inference.declared import Declared
 from mha.implementations.inference.describe import rows_of_module
 from mha.implementations.inference.nearest_projections import EachCallRaises
-from mha.implementations.inference.probes import FEW_DTYPES
+from mha.implementations.inference.probes import FEW_DTYPES, is_close
 from mha.implementations.inference.projections import Asked, Unclear, Undeclarable
 from mha.implementations.inference.questions import require_scale_of_class
 from mha.implementations.inference.refusals import refusal
@@ -194,9 +199,33 @@ def _explained(
     is_sure = candidate.explained
     if candidate.config.n_heads == 1:
         is_sure = candidate.evidence == "tested" or has_one_head(module)
+        is_sure = is_sure and _ignores_number_of_heads(candidate)
     if not is_sure:
         return None, ""
     return (module, candidate), ""
+
+
+def _ignores_number_of_heads(candidate: Candidate) -> bool:
+    """Return whether a class with one head gives the same if a config says that there are two.
+
+    Its base, or one of its parts, may read their number.
+    """
+    one = without_partial(candidate.declared.constructor)
+    if not isinstance(one, OneHead) or "config" not in candidate.arguments.values():
+        return True
+    set_to = candidate.declared.keywords
+    cls, two = partial(one.cls, **set_to), replace(candidate.config, n_heads=2)
+    arguments = {**candidate.arguments}
+    del arguments[one.n_heads]
+
+    class WithTwoHeads(OneHead):
+        def __call__(self, **_: Any) -> nn.Module:
+            return construct(cls, arguments, two, room=Room(SHORT))
+
+    told = candidate.declaring(constructor=partial(WithTwoHeads(**vars(one)), **set_to))
+    inputs = candidate.probes[0].inputs
+    usual, other = candidate.call_plainly(inputs), told.call_plainly(inputs)
+    return bool(usual and other and is_close(other.output, usual.output))
 
 
 def _read(label: str, constructor: Callable[..., nn.Module], arguments: Mapping[str, str]) -> Read:

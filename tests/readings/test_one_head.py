@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mha.implementations import ImplementationError, from_module
-from mha.implementations.adapters.widths import with_one_head
+from mha.implementations.adapters.widths import reads_no_number_of_heads, with_one_head
 from mha.implementations.discovery.errors import UnsupportedCallError
 from mha.implementations.inference.infer import infer
 from mha.implementations.inference.projections import alike_with_one_head
@@ -64,6 +64,42 @@ class OfAConfig(Head):
         return output
 
 
+class HeadsInABase(nn.Module):
+    """A fault where there are several heads: they are not put side by side again."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__()
+        self.heads = config.num_attention_heads
+        self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        context = nn.functional.scaled_dot_product_attention(q, k, v)
+        output: Tensor = self.proj(context.reshape_as(x))
+        return output
+
+
+class HeadsOfABase(HeadsInABase):
+    """It reads no number of heads itself."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__(config)
+        self.proj = nn.Linear(config.n_embd, config.n_embd)
+
+
+class HeadsInAPart(nn.Module):
+    """One of its parts reads their number."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__()
+        self.width = config.n_embd
+        self.part = HeadsOfABase(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.part(x)
+        return output
+
+
 class OverQueries(Head):
     """A fault: the weights of a key sum to 1."""
 
@@ -113,6 +149,12 @@ def test_class_without_a_number_of_heads_has_one(cls: type[nn.Module], rows: tup
     report = infer(cls).report(400)
     for row in rows:
         assert row in report
+
+
+@pytest.mark.parametrize("cls", [HeadsOfABase, HeadsInAPart])
+def test_class_whose_base_or_part_reads_their_number_has_several(cls: type[nn.Module]) -> None:
+    assert reads_no_number_of_heads(cls)
+    assert infer(cls).implementation.claims.sizes.n_heads is None
 
 
 @pytest.mark.slow
