@@ -11,7 +11,7 @@ from textwrap import indent
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mha.implementations.adapters.construction import (
     SHORT,
@@ -47,7 +47,7 @@ from mha.implementations.inference.candidate import (
 from mha.implementations.inference.declared import Declared
 from mha.implementations.inference.describe import rows_of_module
 from mha.implementations.inference.nearest_projections import EachCallRaises
-from mha.implementations.inference.probes import FEW_DTYPES, is_close
+from mha.implementations.inference.probes import FEW_DTYPES, each_once, is_close
 from mha.implementations.inference.projections import Asked, Unclear, Undeclarable
 from mha.implementations.inference.questions import require_scale_of_class
 from mha.implementations.inference.refusals import refusal
@@ -59,6 +59,8 @@ from mha.implementations.inference.unused import unused_options
 from mha.implementations.process.pristine import pristine
 from mha.implementations.process.torch_state import threads
 
+# More than the widths of a head that are usual: a class may have d_model / 64 heads.
+WIDE = 512
 # A module for trial runs, and how it was understood.
 Read = tuple[nn.Module, Candidate]
 
@@ -199,7 +201,7 @@ def _explained(
     is_sure = candidate.explained
     if candidate.config.n_heads == 1:
         is_sure = candidate.evidence == "tested" or has_one_head(module)
-        is_sure = is_sure and _ignores_number_of_heads(candidate)
+        is_sure = is_sure and _ignores_number_of_heads(candidate) and _has_one_if_wide(candidate)
     if not is_sure:
         return None, ""
     return (module, candidate), ""
@@ -226,6 +228,19 @@ def _ignores_number_of_heads(candidate: Candidate) -> bool:
     inputs = candidate.probes[0].inputs
     usual, other = candidate.call_plainly(inputs), told.call_plainly(inputs)
     return bool(usual and other and is_close(other.output, usual.output))
+
+
+def _has_one_if_wide(candidate: Candidate) -> bool:
+    """Return whether a class has one head where d_model is large, which may decide how many."""
+    wide = candidate.trying(changes={**candidate.trial.changes, "d_model": WIDE})
+    draw = torch.Generator().manual_seed(0)
+
+    def widened(x: Tensor) -> Tensor:
+        return torch.randn(*x.shape[:-1], WIDE, generator=draw, dtype=x.dtype)
+
+    inputs = each_once(widened, candidate.probes[0].inputs)
+    result = wide.call_plainly(inputs)
+    return result is None or is_close(result.output, wide.formula(inputs, wide.weights, None))
 
 
 def _read(label: str, constructor: Callable[..., nn.Module], arguments: Mapping[str, str]) -> Read:

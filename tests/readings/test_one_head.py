@@ -151,6 +151,21 @@ def test_class_without_a_number_of_heads_has_one(cls: type[nn.Module], rows: tup
         assert row in report
 
 
+class HeadsByWidth(OneHead):
+    """A head for each 64 columns."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # without weights
+        heads = max(1, x.shape[-1] // 64)
+        q, k, v = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        context = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(context.transpose(1, 2).flatten(2))
+
+
+def test_class_whose_width_decides_how_many_heads_it_has_asks_for_their_number() -> None:
+    with pytest.raises(ImplementationError, match="has a known name of n_heads"):
+        infer(HeadsByWidth)
+
+
 @pytest.mark.parametrize("cls", [HeadsOfABase, HeadsInAPart])
 def test_class_whose_base_or_part_reads_their_number_has_several(cls: type[nn.Module]) -> None:
     assert reads_no_number_of_heads(cls)
