@@ -155,20 +155,20 @@ def filled(cls: type, values: Mapping[str, Any], options: Mapping[str, Any]) -> 
         if name in accepted and name not in taken and _may_be_number(accepted[name]):
             taken[name] = value
     made = cls(**taken)
-    made_of_others = _fields_of_others(cls)
-    later = {name: value for name, value in {**values, **options}.items() if name not in accepted}
-    for name, value in later.items():
-        is_held = isinstance(getattr(made, name, ""), NUMBER) and name not in made_of_others
-        if name in options or is_held:
+    for name, value in {**values, **options}.items():
+        if name not in accepted and (name in options or _is_own_number(made, name)):
             setattr(made, name, value)
     return made
 
 
-def _fields_of_others(cls: type) -> set[str]:
-    """Return the fields of a dataclass that its constructor does not take, but makes of others."""
-    if not is_dataclass(cls):
-        return set()
-    return {field.name for field in fields(cls) if not field.init}
+def _is_own_number(made: Any, name: str) -> bool:
+    """Return whether an object has a number of a name that it does not make of other ones."""
+    if not isinstance(getattr(made, name, ""), NUMBER):
+        return False
+    of_others = set[str]()
+    if is_dataclass(made):
+        of_others.update(field.name for field in fields(made) if not field.init)
+    return name not in of_others
 
 
 def _may_be_number(parameter: inspect.Parameter) -> bool:
