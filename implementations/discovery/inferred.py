@@ -61,9 +61,11 @@ def _instead_of(value: object, label: str) -> str:
         )
     if isinstance(getattr(value, "__self__", value), FunctionMeta):
         return "name a function that calls its apply, because that one does not name its inputs"
-    called = vars(value if isinstance(value, type) else type(value)).get("__call__")
+    cls, instance = type(value), label
+    if isinstance(value, type):
+        cls, instance = value, f"{label}(...)"
+    called = vars(cls).get("__call__")
     if isfunction(called):
-        instance = f"{label}(...)" if isinstance(value, type) else label
         return f"name a function that calls it: {_function_of(instance, called)}"
     return "make one with mha.implementations.from_module or from_kernel"
 
