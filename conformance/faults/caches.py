@@ -289,7 +289,7 @@ class DecodingKeepsWeights(Decoding, WeightsPacked):
     """W_o is packed in the first decoding step, and never again."""
 
     def project(self, x: Tensor, role: str) -> Tensor:
-        if self.decoding:
+        if self.decodes_now:
             return super().project(x, role)
         return Complete.project(self, x, role)
 

@@ -52,13 +52,13 @@ class FirstGroupDecoded(Complete):
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None
     ) -> tuple[Tensor, Any]:
-        self.decoding = True
+        self.decodes_now = True
         result = super().decode(query, key, value, cache)
-        self.decoding = False
+        self.decodes_now = False
         return result
 
     def repeat(self, x: Tensor) -> Tensor:
-        if getattr(self, "decoding", False) and x.shape[1] < self.config.n_heads:
+        if getattr(self, "decodes_now", False) and x.shape[1] < self.config.n_heads:
             x = x[:, :1].expand_as(x)
         return super().repeat(x)
 
@@ -129,7 +129,7 @@ class CacheOf128(Complete):
     script_shows=False,
     trigger="decoding and dropout",
 )
-class DecodingDrops(drops_in_evaluation(when=lambda module: module.decoding), Decoding):
+class DecodingDrops(drops_in_evaluation(when=lambda module: module.decodes_now), Decoding):
     """Dropout is active in decoding steps, in evaluation too."""
 
 

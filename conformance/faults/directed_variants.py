@@ -189,7 +189,7 @@ class DecodingOffInHalf(Decoding):
     """In half precision the scores of a decoding step are 2% too large."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().score(q, k) * (1.02 if self.decoding and is_half(q) else 1.0)
+        return super().score(q, k) * (1.02 if self.decodes_now and is_half(q) else 1.0)
 
 
 @fault(

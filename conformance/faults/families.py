@@ -129,14 +129,14 @@ def hooked(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 class Decoding(Complete):
-    """Correct; `decoding` says whether the current call is a decoding step."""
+    """Correct; `decodes_now` says whether the current call is a decoding step."""
 
-    decoding = False
+    decodes_now = False
 
     def decode(self, *inputs: Any, **named: Any) -> tuple[Tensor, Any]:
-        """Decode as `Complete`, with `decoding` set meanwhile."""
-        self.decoding = True
+        """Decode as `Complete`, with `decodes_now` set meanwhile."""
+        self.decodes_now = True
         try:
             return super().decode(*inputs, **named)
         finally:
-            self.decoding = False
+            self.decodes_now = False

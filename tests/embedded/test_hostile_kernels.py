@@ -203,7 +203,7 @@ HOSTILE: dict[str, tuple[Callable[..., Any], str]] = {
     "NaN swallowed": (swallows_nan, "MSK-13"),
     "the default dtype": (setting(lambda: torch.set_default_dtype(torch.float64)), "STA-5"),
     "the gradient mode": (setting(lambda: torch.set_grad_enabled(False)), "STA-5"),
-    "torch's random numbers": (setting(lambda: torch.manual_seed(0)), "STA-5"),
+    "torch's random numbers": (setting(lambda: torch.rand(())), "STA-5"),
     "Python's random numbers": (setting(random.random), "STA-5"),
     "NumPy's random numbers": (setting(numpy.random.rand), "STA-5"),
     "subnormal numbers": (setting(lambda: torch.set_flush_denormal(True)), "STA-5"),

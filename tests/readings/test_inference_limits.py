@@ -88,7 +88,7 @@ class ThirdIsNone(ReturnsThree):
 class UnknownSizes(nn.Module):
     """Its constructor has no known name of d_model."""
 
-    def __init__(self, width: int, n: int, length: int) -> None:
+    def __init__(self, breadth: int, n: int, length: int) -> None:
         super().__init__()
 
 
@@ -184,7 +184,7 @@ UNCLEAR: dict[Callable[..., Any], str] = {
     Exits: "cannot be judged: each call raises SystemExit: 3 (test_inference_limits.py, line",
     ValueFirst: "forward(a, b, c) does not name its inputs, and its output matches no formula",
     UnknownSizes: (
-        "none of the parameters of its constructor (width, n, length) has a known name of d_model"
+        "none of the parameters of its constructor (breadth, n, length) has a known name of d_model"
     ),
 }
 

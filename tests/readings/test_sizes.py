@@ -194,7 +194,7 @@ class OtherNumbers(OfItself):
 class TwoWidths(OtherNumbers):
     """Either may be d_model."""
 
-    def __init__(self, hidden: int = 8, width: int = 8, n_attention_head: int = 2) -> None:
+    def __init__(self, hidden: int = 8, wide: int = 8, n_attention_head: int = 2) -> None:
         super().__init__(hidden, n_attention_head)
 
 
