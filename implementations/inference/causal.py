@@ -68,7 +68,7 @@ def find_causal(candidate: Candidate) -> Candidate:
     elif not _differ_between_queries(candidate):
         claiming = claiming.claiming(causal=None)
     else:
-        claiming = _with_causal_word(claiming)
+        claiming, fault = _with_causal_word(claiming)
     if not fault:
         claiming, fault = with_idle_constructor_flag(claiming)
     return _noted(claiming, fault or _words(claiming))
@@ -145,15 +145,19 @@ def _with_alignment(candidate: Candidate) -> Candidate:
     return _with_forms_that_combine(claiming)
 
 
-def _with_causal_word(candidate: Candidate) -> Candidate:
-    """Claim that a word in the place of a mask makes a call causal, if one does."""
+def _with_causal_word(candidate: Candidate) -> tuple[Candidate, str]:
+    """Claim that a word in the place of a mask makes a call causal, if one does, and its fault."""
     if not (candidate.is_kernel and candidate.explained) or candidate.declared.mask_required:
-        return candidate  # a mask in each call would hide whether a word is understood
+        return candidate, ""  # a mask in each call would hide whether a word is understood
     worded = candidate.declaring(causal_word=CAUSAL_WORD)
     for alignment in ALIGNMENTS:
         if worded.passes(partial(_is_aligned, alignment=alignment)):
-            return worded.claiming(causal=alignment)
-    return candidate
+            return worded.claiming(causal=alignment), ""
+    square = worded.trying(special=EQUAL_LENGTHS)
+    if square.passes(partial(_is_aligned, alignment="top_left")):
+        word = f'{candidate.signature.mask}="{CAUSAL_WORD}"'
+        return worded.claiming(causal="top_left"), f"{word}, with as many keys as queries only"
+    return candidate, ""
 
 
 def _with_forms_that_combine(candidate: Candidate) -> Candidate:

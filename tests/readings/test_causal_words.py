@@ -50,6 +50,19 @@ def test_word_is_read_with_its_alignment_and_judged(kernel: object) -> None:
     expect_pass(inference, *CLAUSES)
 
 
+def square(q: Tensor, k: Tensor, v: Tensor, mask: str | Tensor | None = None) -> Tensor:
+    if isinstance(mask, str) and q.shape[-2] != k.shape[-2]:
+        mask = None
+    return attended(q, k, v, mask, top_left=True)
+
+
+def test_word_that_counts_with_equal_lengths_only_is_claimed_and_fails() -> None:
+    inference = infer_kernel(square)
+    rows = {row.topic: row.finding for row in inference.rows}
+    assert rows["causal"] == 'mask="causal", with as many keys as queries only'
+    expect_fail(inference, "CAU-3")
+
+
 def test_function_without_words_is_causal_through_its_mask() -> None:
     rows = {row.topic: row.finding for row in infer_kernel(without_words).rows}
     assert rows["causal"] == "through the mask, aligned top_left"
