@@ -360,7 +360,7 @@ def _dtypes(claimed: set[str]) -> str:
     if len(taken) == len(COMPUTE_DTYPES):
         return ", ".join(taken)
     refused = " and ".join(name for name in COMPUTE_DTYPES if name not in claimed)
-    return f"{', '.join(taken)}; not in {refused}: calls raise, or empty rows differ"
+    return f"{', '.join(taken)}; not in {refused}: calls raise, or results differ"
 
 
 def _rounding(rounding: Rounding) -> str:

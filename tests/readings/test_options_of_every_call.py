@@ -130,6 +130,7 @@ def test_float16_is_claimed_only_where_scores_survive_what_stands_for_no_cap(
     found = infer_kernel(kernel)
 
     assert ("float16" in found.implementation.claims.dtypes) is is_claimed
+    assert ("not in float16: calls raise, or results differ" in found.report()) is not is_claimed
 
 
 def switched(q: Tensor, k: Tensor, v: Tensor, alibi: Any) -> Tensor:
