@@ -78,8 +78,9 @@ def of_one_query(kernel: Callable[..., Any], *, heads_first: bool) -> Callable[.
                 return x[:, :seen].transpose(1, 2) if heads_first else x[:, :seen]
             if _is_of_items(x, query):
                 return (x - later).clamp_min(0)
-            is_mask = isinstance(x, Tensor) and x.ndim > 1 and x.shape[-1] == keys
-            return x[..., :seen] if is_mask else x
+            # Slopes of each item and head, (B, H), are no mask, however many heads there are.
+            is_mask = isinstance(x, Tensor) and (x.dtype == torch.bool or x.ndim == 4)
+            return x[..., :seen] if is_mask and x.shape[-1] == keys else x
 
         results = list[Any]()
         for place in range(queries):
