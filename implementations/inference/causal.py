@@ -207,8 +207,8 @@ def _flag_raises(candidate: Candidate) -> bool:
 def _mask_is_meant_alone(candidate: Candidate) -> bool:
     """Return whether a mask takes the place of the causal flag, as some interfaces say."""
     signature = candidate.signature
-    # A kernel with the flag None by default asks for it only where there is no mask.
-    asks_without = candidate.is_kernel and signature.is_causal in signature.none_by_default
+    # Functions of transformers take a module, and ask for the flag only where there is no mask.
+    asks_without = "module" in signature.others and signature.is_causal in signature.none_by_default
     is_published = signature.mask in MASKS_ALONE or asks_without
     return is_published and _mask_counts_alone(candidate)
 

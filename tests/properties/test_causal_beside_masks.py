@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -37,6 +39,23 @@ def mask_alone(
     return attended(q, k, v, custom_mask, triangle(q, k) if flag else None)
 
 
+def of_transformers(
+    module: object,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attention_mask: Tensor | None,
+    is_causal: bool | None = None,
+) -> Tensor:
+    return mask_alone(q, k, v, attention_mask, bool(is_causal))
+
+
+def flag_dropped(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_causal: bool | None = None
+) -> Tensor:
+    return mask_alone(q, k, v, attn_mask, bool(is_causal))
+
+
 def both(
     q: Tensor, k: Tensor, v: Tensor, custom_mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
@@ -49,12 +68,20 @@ def test_both_fail_where_the_mask_alone_is_claimed() -> None:
     assert "the mask applies alone, as is claimed" in verdict.message
 
 
-def test_a_mask_in_the_place_of_the_flag_is_read_and_judged() -> None:
-    inference = infer_kernel(mask_alone)
+@pytest.mark.parametrize("kernel", [mask_alone, of_transformers])
+def test_a_mask_in_the_place_of_the_flag_is_read_and_judged(kernel: Callable[..., Tensor]) -> None:
+    inference = infer_kernel(kernel)
     rows = {row.topic: row.finding for row in inference.rows}
     assert rows["causal"].endswith("; beside a mask, the flag has no effect")
     assert inference.implementation.claims.causal_with_mask == "mask_alone"
     assert verdict_of(inference, "PTH-4", RIGHT).status == "pass"
+
+
+def test_a_flag_that_is_none_by_default_is_not_meant_to_be_dropped_beside_a_mask() -> None:
+    inference = infer_kernel(flag_dropped)
+    rows = {row.topic: row.finding for row in inference.rows}
+    assert rows["causal"].endswith('if that is meant, claim causal_with_mask="mask_alone"')
+    assert verdict_of(inference, "PTH-4").status == "fail"
 
 
 def test_both_are_not_claimed_to_apply() -> None:
