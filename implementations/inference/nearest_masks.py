@@ -101,7 +101,8 @@ def with_nearest_booleans(exact: Format) -> Format | None:
         return None
     plain = exact.candidate.declaring(mask_shape=None, mask_numbers=False, padding=None)
     unmasked = [plain.call(probe.inputs) for probe in plain.probes]
-    effects = _effects(exact.candidate, unmasked)
+    # Masks of padding that have an argument of their own tell nothing of this one.
+    effects = _effects(exact.candidate.declaring(padding=None), unmasked)
     effects.pop("additive", None)
     nearest = _nearest(effects)
     if not nearest or effects[nearest[0]].explained < MEANT:

@@ -225,3 +225,26 @@ def test_boolean_masks_that_mostly_count_are_judged_beside_added_ones() -> None:
     assert evidence(result)["mask"].startswith("assumed: ")
     assert not expect_fail(result.implementation, "MSK-3").conforms
     assert evidence(infer_kernel(added_as_numbers))["mask"] == "tested"
+
+
+def added_beside_padding(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+) -> Tensor:
+    """A mask of all items is added, also a boolean one; another one hides keys, as in fairseq."""
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if attn_mask is not None:
+        assert attn_mask.ndim == 2
+        scores = scores + attn_mask
+    if key_padding_mask is not None:
+        scores = scores.masked_fill(key_padding_mask[:, None, None, :], -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+def test_masks_of_padding_tell_nothing_of_boolean_ones_that_are_added() -> None:
+    result = infer_kernel(added_beside_padding)
+    assert evidence(result)["mask"] == "tested"
+    assert 'mask="additive"' in result.declaration
