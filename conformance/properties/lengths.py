@@ -24,7 +24,7 @@ from mha.conformance.harness.recording import RecordedOutput
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.lse import assume_lse_determined
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.support.domains import NEEDS_OPTIONS
+from mha.conformance.properties.support.domains import NEEDS_OPTIONS, SEVERAL_OPTIONS
 from mha.conformance.properties.support.shared_assertions import (
     assume_answered,
     assume_taken_together,
@@ -44,15 +44,12 @@ OF_ITEMS = Domain(
     min_B=2,
 )
 BESIDE_OPTIONS = replace(
-    OF_ITEMS,
+    SEVERAL_OPTIONS,
+    inputs=("cross",),
     windows=(None, (1, 0), (2, 1)),
-    chunks=(None, 2),
-    softcaps=(None, 1.0),
-    sinks=("none", "mixed"),
-    slopes=("none", "mixed"),
-    scales=(None, 2.0),
-    variants=("plain", "grouped"),
-    min_heads=2,
+    need_weights=(False,),
+    lengths=("keys", "both"),
+    min_B=2,
 )
 ALONE = "the oracle's value, of each item with its own lengths"
 

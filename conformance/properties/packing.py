@@ -10,6 +10,7 @@ from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT,
 from mha.conformance.harness.assertions import assume, expect_each_raises, expect_raises
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.lengths import (
+    BESIDE_OPTIONS,
     OF_ITEMS,
     each_item_has_its_own_lengths,
     expect_own_rows,
@@ -22,17 +23,7 @@ from mha.conformance.properties.support.shared_assertions import assume_answered
 from mha.spec import Packed, Problem
 
 OF_SEQUENCES = replace(OF_ITEMS, masks=("none",), lengths=("both",))
-WITH_OPTIONS = replace(
-    OF_SEQUENCES,
-    windows=(None, (1, 0), (2, 1)),
-    chunks=(None, 2),
-    softcaps=(None, 1.0),
-    sinks=("none", "mixed"),
-    slopes=("none", "mixed"),
-    scales=(None, 2.0),
-    variants=("plain", "grouped"),
-    min_heads=2,
-)
+WITH_OPTIONS = replace(BESIDE_OPTIONS, masks=("none",), lengths=("both",))
 BACKWARDS = replace(OF_SEQUENCES, modes=WITH_GRADIENT, dtypes=BOUNDED)
 # What may be wrong with offsets, in words.
 WRONG = {
