@@ -11,7 +11,12 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from mha.implementations.adapters.mask_forms import MaskFormat, Sizes, allow_all, shape_mask
-from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING, WIDE_LENGTHS
+from mha.implementations.adapters.names import (
+    DESTINATION_NAMES,
+    MODULE,
+    NEUTRAL_MEANING,
+    WIDE_LENGTHS,
+)
 from mha.implementations.adapters.outputs import as_output, returned_or_written
 from mha.implementations.adapters.reading import limits
 from mha.implementations.adapters.score_arguments import ScoreArguments
@@ -248,6 +253,8 @@ class CallByName:
         without = self._score_arguments.without(name, query, self.n_heads)
         if without is not None:
             return without
+        if name in DESTINATION_NAMES:
+            return torch.full_like(query, torch.nan)
         values = {
             "dropout": 0.0,
             "n_heads": self.n_heads,
@@ -257,7 +264,6 @@ class CallByName:
             "start": self.past,
             "batch": sizes[0],
             "places": torch.zeros(sizes[0], sizes[2], dtype=torch.long, device=query.device),
-            "destination": torch.full_like(query, torch.nan),
             "rows": sizes[2],
             "columns": 1,
             "tile": 16,

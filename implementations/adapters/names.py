@@ -129,7 +129,8 @@ NEUTRAL_NAMES = {
     "dropout": ("dropout", "dropout_p", "p_dropout", "dropout_rate"),
     "n_heads": ("num_heads", "n_heads", "heads", "n_head", "nhead", "q_num_heads"),
     "kv_heads": ("kv_num_heads", "num_kv_heads", "n_kv_heads", "num_key_value_heads"),
-    "groups": ("n_rep", "num_key_value_groups", "q_per_kv", "num_groups", "group_size"),
+    # How many query heads share a key head; `num_groups` is elsewhere how many key heads there are.
+    "groups": ("n_rep", "num_key_value_groups", "q_per_kv", "group_size"),
     "module": ("module",),
     # Of what is decoded from its beginning, without rotary positions.
     "start": ("start_pos", "start"),
