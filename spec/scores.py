@@ -351,3 +351,17 @@ class Options:
     def change(self, **changes: Any) -> Options:
         """Return a copy with some fields replaced."""
         return replace(self, **changes)
+
+
+def stand_in(option: str, query: Tensor, n_heads: int) -> Any:
+    """Return the value by which an option changes nothing; None for one that has none.
+
+    query: whose dtype and device the numbers of heads have, those of slopes in float32.
+    """
+    if option == "softcap":
+        return NO_CAP
+    if option == "sinks":
+        return query.new_full((n_heads,), -math.inf)
+    if option == "alibi":
+        return query.new_zeros(n_heads).float()
+    return None

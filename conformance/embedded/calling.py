@@ -24,7 +24,7 @@ from mha.spec.option_names import (
     WINDOW_PAIRS,
     acts_by_default,
 )
-from mha.spec.scores import NO_CAP, Options
+from mha.spec.scores import Options, stand_in
 
 # Calls a kernel: (kernel, query, key, value, options) -> what it returns. Tensors are in the
 # kernel's layout.
@@ -118,14 +118,9 @@ class Kernel:
 
     def _without_options(self, query: Tensor) -> dict[str, Any]:
         """Return what stands for no option, for those that each call gives."""
-        n_heads = query.shape[1]
-        neutral = {
-            "is_causal": False,
-            "scale": query.shape[-1] ** -0.5,
-            "softcap": NO_CAP,
-            "sinks": query.new_full((n_heads,), -torch.inf),
-            "alibi": torch.zeros(n_heads, device=query.device),
-        }
+        neutral: dict[str, Any] = {"is_causal": False, "scale": query.shape[-1] ** -0.5}
+        for option in ("softcap", "sinks", "alibi"):
+            neutral[option] = stand_in(option, query, query.shape[1])
         given = dict[str, Any]()
         for option, value in neutral.items():
             name = self.names.get(option)

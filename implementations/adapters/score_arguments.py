@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from mha.implementations.adapters.names import SLOPES_BY_WORD, SLOPES_SWITCHES, 
 from mha.implementations.discovery.errors import UnsupportedCallError
 from mha.spec import Claims, Options
 from mha.spec.option_names import acts_by_default
-from mha.spec.scores import NO_CAP, Bounds
+from mha.spec.scores import Bounds, stand_in
 
 # The options of `OPTION_NAMES` that are about the scores; a window may have two names.
 OF_SCORES = (
@@ -116,12 +115,9 @@ class ScoreArguments:
 
         query: whose dtype and device tensors get.
         """
-        if (name,) == self.names.get("sinks"):
-            return query.new_full((n_heads,), -math.inf)
-        if (name,) == self.names.get("alibi") and name not in SLOPES_SWITCHES:
-            return torch.zeros(n_heads, dtype=torch.float32, device=query.device)
-        if (name,) == self.names.get("softcap"):
-            return NO_CAP
+        for option, own in self.names.items():
+            if own == (name,) and has_number_for_none(option, name):
+                return stand_in(option, query, n_heads)
         if name in self.names.get("window", ()) and self.claims.scores.window:
             return self._window((None, None))[name]
         return None
